@@ -1,0 +1,1 @@
+"""Solvers that choose what to keep and what to recompute, all with one signature."""

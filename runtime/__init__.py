@@ -1,0 +1,1 @@
+"""What reads a plan and runs it. Nothing here imports a pass or the solver."""
