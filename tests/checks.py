@@ -47,7 +47,7 @@ def all_checks(workers: int, pytest_arguments: list[str]) -> tuple[Check, ...]:
     threads = (("OMP_NUM_THREADS", "1"),) if workers > 1 else ()
     return (
         Check("ruff", "ruff: style and likely bugs", (str(BIN / "ruff"), "check", ".")),
-        Check("imports", "import-linter: who may import whom", (str(BIN / "lint-imports"), "--cache-dir", "build/import-linter")),
+        Check("imports", "import-linter: who may import whom", (str(BIN / "lint-imports"), "--no-logo", "--no-cache")),
         Check("mypy", "mypy: strict types", (sys.executable, "-m", "mypy")),
         Check("pytest", "pytest: the default tests", pytest, threads),
     )
