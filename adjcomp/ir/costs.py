@@ -1,0 +1,68 @@
+"""What a tile costs: bytes and seconds of each layer's tile at one chunk length.
+
+Layers are numbered 0 (stem), 1 … K (residual layers), K + 1 (head and loss). Chunks are numbered 0 … C - 1 along time; all
+chunks but the last have the same length. `passes.cost` fills these tables in; the scheduler, the verifier and the printed
+plan read them. All bytes are storages counted once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """Bytes, FLOPs and seconds of one tile (layer k, chunk c).
+
+    A `workspace` is the extra peak while the action runs, over everything that was live when it started; the values that the
+    action writes are part of it. The adjoint owns `keep[k,c]` and `g[k,c]` and releases each as soon as it is consumed.
+    """
+
+    name: str  # the layer's name in the model, e.g. "backbone.layers.3"
+    stream_bytes: int  # x[k,c], the residual chunk that the tile writes; 0 for the head
+    carry_bytes: int  # s[k,c], the state (and convolution tail) that the tile hands to chunk c + 1
+    keep_bytes: int  # keep[k,c], the internals its VJP needs, without x[k-1,c], x[k,c], s[k,c-1] and parameters
+    cotangent_bytes: int  # g[k,c], the cotangent of x[k,c]; 0 for the head
+    adjoint_bytes: int  # λ[k,c], the cotangent of s[k,c]
+    forward_workspace_bytes: int  # Forward or Recompute without keep
+    keep_workspace_bytes: int  # Forward or Recompute with keep
+    adjoint_workspace_bytes: int  # Adjoint (or HeadVjp for the head)
+    forward_seconds: float
+    keep_seconds: float
+    adjoint_seconds: float
+    forward_flops: int
+    adjoint_flops: int
+    reads_input: bool  # the VJP reads x[k-1,c]
+    reads_output: bool  # the VJP reads x[k,c]
+    reads_carry: bool  # the VJP reads s[k,c-1]
+    has_vjp: bool  # False when nothing at or below this layer takes a gradient
+    passes_cotangent: bool  # the VJP writes g[k-1,c]; False where nothing below takes a gradient, and for the stem
+
+
+@dataclass(frozen=True)
+class StackCosts:
+    """Costs of a whole stack cut into chunks of one length, and what is live outside of the tiles.
+
+    `resident_bytes` is live during the whole step, by kind ("parameters", "buffers", "inputs", "optimizer", "outputs", …);
+    `turn_bytes` is allocated when the backward starts and stays until its end, by kind ("gradients", "output cotangents").
+    `publish_bytes[k]` is the extra peak of handing layer k's gradients to autograd (a cast to the parameter's dtype).
+    """
+
+    seq_len: int  # tokens along time
+    chunk: int  # chunk length, tokens
+    chunk_count: int  # C = ceil(seq_len / chunk)
+    layers: tuple[TileCost, ...]  # index k, for chunks 0 … C - 2
+    last_layers: tuple[TileCost, ...]  # index k, for chunk C - 1, whose length is seq_len - (C - 1) * chunk
+    resident_bytes: dict[str, int]
+    turn_bytes: dict[str, int]
+    publish_bytes: tuple[int, ...]
+
+    def tile(self, layer: int, chunk: int) -> TileCost:
+        """The cost of tile (layer, chunk)."""
+        table = self.last_layers if chunk == self.chunk_count - 1 else self.layers
+        return table[layer]
+
+    @property
+    def head(self) -> int:
+        """Index of the head, K + 1."""
+        return len(self.layers) - 1
