@@ -1,0 +1,43 @@
+"""The knobs of planning and running that a budget alone can't express."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PLACEMENTS = (None, "layers", "time")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `adjcomp.compile` and `adjcomp.plan`.
+
+    Attributes:
+        placement: how planning spreads over several devices: None (the planner decides), "layers" or "time".
+        deterministic: kernels without atomics or tuning, so that equal runs give equal bits.
+        solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that equal input
+            gives equal plans); None for the default, 0 for the constructive plan alone.
+        collective_timeout_seconds: how long a rank waits for another before it raises.
+    """
+
+    placement: str | None = None
+    deterministic: bool = False
+    solver_time_limit_seconds: float | None = None
+    collective_timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"placement must be None, 'layers' or 'time', not {self.placement!r}")
+        if not isinstance(self.deterministic, bool):
+            raise TypeError(f"deterministic must be True or False, not {self.deterministic!r}")
+        if self.solver_time_limit_seconds is not None:
+            _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
+        _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)
+
+
+def _check_seconds(name: str, value: object, *, zero: bool) -> None:
+    """TypeError or ValueError unless `value` is a finite number of seconds above zero (or zero where `zero` allows it)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be a finite number of seconds {'of at least' if zero else 'above'} zero, not {value!r}")
