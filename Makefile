@@ -29,11 +29,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
 		{ echo "Python 3.11 or newer with its venv module is needed: make PYTHON=/path/to/python setup" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): about a minute, more where a build of torch for GPUs is fetched"
 	$(BIN)/python -m pip install --quiet --upgrade $$(grep -E '^(pip|setuptools)==' constraints.txt)
 	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
 	@if $(BIN)/python -m pip show torch | grep '^Requires:.*triton' > /dev/null; then grep -v '^triton==' constraints.txt; \
 		else cat constraints.txt; fi > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --no-build-isolation -c $(VENV)/constraints.txt -e '.[dev,hf,bench]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-build-isolation -c $(VENV)/constraints.txt -e '.[dev,hf,bench]'
 	@touch $@
 
 demo: $(STAMP)  ## train on real text with a long context within a budget (DEMO_ARGS=--help)
