@@ -39,7 +39,7 @@ class BudgetError(ValueError, RuntimeError):
         what = f" for {self.subject}" if self.subject else ""
         return (
             f"a budget of {format_bytes(self.requested_bytes)} ({self.requested_bytes} bytes) is too small{what}: the minimum is "
-            f"{format_bytes(self.minimum_bytes)} ({self.minimum_bytes} bytes). At the peak of the smallest plan are live: {shares}. "
+            f"{format_bytes(self.minimum_bytes)} ({self.minimum_bytes} bytes). The smallest plan's peak holds: {shares}. "
             "Raise the budget, or lower the batch size or the sequence length."
         )
 

@@ -15,8 +15,8 @@ class Options:
     Attributes:
         placement: how planning spreads over several devices: None (the planner decides), "layers" or "time".
         deterministic: kernels without atomics or tuning, so that equal runs give equal bits.
-        solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that equal input
-            gives equal plans); None for the default, 0 for the constructive plan alone.
+        solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that
+            equal input gives equal plans); None for the default, 0 for the constructive plan alone.
         collective_timeout_seconds: how long a rank waits for another before it raises.
     """
 

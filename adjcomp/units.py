@@ -11,7 +11,9 @@ _SCALES: dict[str, int] = {
 }
 _BY_SPELLING = {unit.lower(): scale for unit, scale in _SCALES.items()}
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", re.ASCII)
-_ACCEPTED = "an int (bytes), or a number with a unit such as '16GiB', '800MB', '16 GB' or '1.5TiB' (units: " + ", ".join(_SCALES) + ")"
+_ACCEPTED = (
+    "an int (bytes), or a number with a unit such as '16GiB', '800MB', '16 GB' or '1.5TiB' (units: " + ", ".join(_SCALES) + ")"
+)
 
 
 def parse_bytes(size: int | str) -> int:
@@ -32,7 +34,7 @@ def parse_bytes(size: int | str) -> int:
         raise ValueError(f"{size!r} is no byte count; accepted: {_ACCEPTED}")
     whole, _, fraction = match[1].partition(".")
     scale = _BY_SPELLING[match[2].lower()]
-    found = int(whole + fraction) * scale // 10 ** len(fraction)
+    found: int = int(whole + fraction) * scale // 10 ** len(fraction)
     if found <= 0:
         raise ValueError(f"a byte count must be positive, not {size!r}; accepted: {_ACCEPTED}")
     return found
@@ -42,11 +44,9 @@ def format_bytes(size: int) -> str:
     """`size` bytes for people, in powers of 1024 with four digits: '0 B', '512 B', '1.500 KiB', '38.00 GiB'."""
     if abs(size) < 1024:
         return f"{size} B"
-    value, unit = float(size), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        value /= 1024
-        if abs(value) < 1023.95:
-            break
+    units = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+    power = next((p for p in range(1, len(units)) if abs(size) < 1023.95 * 1024**p), len(units))
+    value, unit = size / 1024**power, units[power - 1]
     digits = 3 if abs(value) < 9.9995 else 2 if abs(value) < 99.995 else 1
     return f"{value:.{digits}f} {unit}"
 

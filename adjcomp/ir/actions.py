@@ -2,7 +2,8 @@
 
 Layers: 0 is the stem, 1 … K the residual layers, K + 1 the head. Values: see `adjcomp.ir.values`. What an action reads and writes
 follows from its rule and the tile's flags. The values in `frees` are dropped when the action ends, except that `Adjoint` and
-`HeadVjp` own `keep[k,c]` and `g[k,c]` and drop each as soon as it is consumed. A new idea is a new action, not a flag on an old one.
+`HeadVjp` own `keep[k,c]` and `g[k,c]` and drop each as soon as it is consumed. A new idea is a new action, not a flag on an old
+one.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Forward(Action):
 
 @dataclass(frozen=True, slots=True)
 class Loss(Action):
-    """Read as: run the head on chunk, add its share to the loss and fill its slice of the outputs; with `keep` leave the internals."""
+    """Read as: run the head on chunk: add its share to the loss, fill its slice of the outputs, with `keep` leave internals."""
 
     chunk: int
     keep: bool
@@ -109,7 +110,7 @@ class Turn(Action):
 
 @dataclass(frozen=True, slots=True)
 class Recompute(Action):
-    """Read as: run tile (layer, chunk) again for x[layer,chunk] and, with `keep`, the internals; never for s. The head may be asked too."""
+    """Read as: run tile (layer, chunk) again for x[layer,chunk] and, with `keep`, the internals; never for s."""
 
     layer: int  # 0 … K + 1
     chunk: int
@@ -145,7 +146,7 @@ class HeadVjp(Action):
 
 @dataclass(frozen=True, slots=True)
 class Adjoint(Action):
-    """Read as: from keep, g and lam of tile (layer, chunk) make g[layer-1,chunk] and lam[layer,chunk-1]; add to the layer's gradients."""
+    """Read as: from keep, g and lam of the tile make g[layer-1,chunk] and lam[layer,chunk-1]; add to the gradients."""
 
     layer: int  # 0 … K
     chunk: int
@@ -176,7 +177,8 @@ class Publish(Action):
         return 0.0
 
 
-ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in (Start, Forward, Loss, Turn, Recompute, HeadVjp, Adjoint, Publish)}
+_SET = (Start, Forward, Loss, Turn, Recompute, HeadVjp, Adjoint, Publish)
+ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}
 
 
 def _tile_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:

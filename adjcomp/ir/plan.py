@@ -113,7 +113,7 @@ class Plan:
         return action_graph(self)
 
     def verify(self) -> None:
-        """Replay every action on an abstract machine; VerifyError shows the first action that breaks a rule, a budget or the certificate."""
+        """Replay every action; VerifyError shows the first that breaks a rule or a budget, or a wrong certificate."""
         from adjcomp.ir.verify import verify_plan
 
         verify_plan(self)

@@ -43,7 +43,9 @@ def plan_from_json(text: str) -> Plan:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("this is no saved plan: a plan's JSON is an object whose 'format' is 'adjcomp plan'")
     if data.get("version") != VERSION:
-        raise ValueError(f"this plan was saved as version {data.get('version')}; this adjcomp reads version {VERSION}: plan again")
+        raise ValueError(
+            f"saved as version {data.get('version')}, but this adjcomp reads version {VERSION}: plan again"
+        )
     try:
         costs = _costs(data["costs"])
         certificate = data["certificate"]
@@ -51,7 +53,9 @@ def plan_from_json(text: str) -> Plan:
         return Plan(
             costs=costs,
             shares=tuple(Share(**share) for share in data["shares"]),
-            certificate=Certificate(**{**certificate, "status": Status(certificate["status"]), "chunks": tuple(certificate["chunks"])}),
+            certificate=Certificate(
+                **{**certificate, "status": Status(certificate["status"]), "chunks": tuple(certificate["chunks"])}
+            ),
             actions=tuple([_decode(entry, known) for entry in data["actions"]]),
         )
     except (KeyError, TypeError) as error:
