@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import re
+import sys
+from pathlib import Path
 
-from repository import pyproject, run_python
+from repository import SOURCES, pyproject, run_python, source_files
 
 HEAVY = ["triton", "ortools", "transformers", "matplotlib", "plotly", "pandas"]
 
@@ -29,3 +33,24 @@ def test_public_names_exist() -> None:
 def test_the_console_script_exists() -> None:
     module, function = pyproject()["project"]["scripts"]["adjcomp"].split(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def imported_packages(file: Path) -> set[str]:
+    """Top-level names of everything that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_every_imported_package_is_a_declared_dependency() -> None:
+    project = pyproject()["project"]
+    requirements = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in requirements} | {"adjcomp"}
+    distribution = {"yaml": "pyyaml"}  # where the package isn't named like what installs it
+    used = {name for folder in SOURCES for file in source_files(folder) for name in imported_packages(file)}
+    missing = {name for name in used - set(sys.stdlib_module_names) if distribution.get(name, name) not in declared}
+    assert missing == set()
