@@ -1,1 +1,24 @@
-"""Carried operations: recurrences and causal convolutions that take a state in and hand a state on."""
+"""The carried ops: recurrences, convolution, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
+
+Time is dimension 1 everywhere. Every recurrence returns its outgoing state; states given and returned carry gradients. Inputs may
+be float64, float32, bfloat16 or float16 and may be mixed; arithmetic and states are float32, or float64 where an input is.
+"""
+
+from adjcomp.ops.conv import causal_conv1d
+from adjcomp.ops.delta import gated_delta_rule
+from adjcomp.ops.dual import ssd
+from adjcomp.ops.loss import linear_cross_entropy
+from adjcomp.ops.scan import dense_scan, linear_scan
+from adjcomp.ops.selective import selective_scan
+from adjcomp.ops.uniform import counter_uniform
+
+__all__ = [
+    "causal_conv1d",
+    "counter_uniform",
+    "dense_scan",
+    "gated_delta_rule",
+    "linear_cross_entropy",
+    "linear_scan",
+    "selective_scan",
+    "ssd",
+]

@@ -1,1 +1,1 @@
-"""Kernels for CPUs: C++ that is compiled at first use, and torch code where there is no compiler."""
+"""CPU kernels: C++ compiled at first use, and chunked torch forms where no compiler is found."""

@@ -1,0 +1,115 @@
+"""The head with its cross-entropy, on any device: products on blocks of rows and vocabulary, an online log-sum-exp over them.
+
+Legend: r rows of a block (batch and time merged), v vocabulary entries of a block, d model channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from adjcomp.ops.library import state_dtype
+from adjcomp.runtime.kernels.arithmetic import Mask
+
+BLOCK_BYTES = 4 << 20  # logits held at a time
+BLOCK_ROWS = 512  # rows that share one pass over the weight
+
+
+def _spans(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(total, start + size)) for start in range(0, total, size))
+
+
+def _vocabulary_block(rows: int, wide: torch.dtype) -> int:
+    return max(64, BLOCK_BYTES // (wide.itemsize * max(1, rows)))
+
+
+def _logits(x_rd: Tensor, weight_vd: Tensor, logits_dtype: torch.dtype | None) -> Tensor:
+    """(r, v) in x_rd's dtype, rounded through `logits_dtype` where it is narrower."""
+    logits = x_rd @ weight_vd.to(x_rd.dtype).T
+    return logits if logits_dtype is None else logits.to(logits_dtype).to(x_rd.dtype)
+
+
+def _check_labels(labels: Tensor, valid: Tensor, size: int) -> None:
+    """torch's error for a label outside the vocabulary."""
+    outside = valid & ((labels < 0) | (labels >= size))
+    if bool(outside.any()):
+        raise IndexError(f"adjcomp.ops.linear_cross_entropy: Target {int(labels[outside][0])} is out of bounds: [0, {size})")
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, logits_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss sum, number of valid rows, and the log-sum-exp of each row's logits, (B, T)."""
+    wide = state_dtype(x, weight)
+    rows, flat = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+    valid = flat != ignore_index
+    _check_labels(flat, valid, weight.shape[0])
+    loss = torch.zeros((), dtype=torch.float64, device=x.device)
+    normaliser = torch.empty(flat.shape, dtype=wide, device=x.device)
+    for span in _spans(rows.shape[0], BLOCK_ROWS):
+        total, picked = _row_block(rows[span].to(wide), weight, flat[span], logits_dtype)
+        normaliser[span] = total
+        loss += torch.where(valid[span], total - picked, 0.0).sum(dtype=torch.float64)
+    return loss.to(wide), valid.sum(), normaliser.view(labels.shape)
+
+
+def _row_block(x_rd: Tensor, weight: Tensor, labels_r: Tensor, logits_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp and the label's logit of each row. A row with a logit of +inf or NaN gets NaN, as log_softmax gives."""
+    total = torch.full(labels_r.shape, -torch.inf, dtype=x_rd.dtype, device=x_rd.device)
+    picked = torch.zeros_like(total)
+    for span in _spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
+        logits = _logits(x_rd, weight[span], logits_dtype)
+        total = torch.logaddexp(total, torch.logsumexp(logits, 1))
+        inside = (labels_r >= span.start) & (labels_r < span.stop)
+        index = (labels_r.long() - span.start).clamp(0, logits.shape[1] - 1)
+        picked = torch.where(inside, logits.gather(1, index[:, None])[:, 0], picked)
+    return torch.where(total == torch.inf, torch.nan, total), picked
+
+
+def linear_cross_entropy_vjp(
+    dloss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normaliser: Tensor,
+    ignore_index: int,
+    logits_dtype: torch.dtype | None,
+    mask: Mask,
+) -> tuple[Tensor | None, ...]:
+    """Recomputes each block of logits: dlogits = (softmax - onehot) dloss on valid rows."""
+    wide = normaliser.dtype
+    rows, flat, norm = x.reshape(-1, x.shape[-1]), labels.reshape(-1), normaliser.reshape(-1)
+    scale = torch.where(flat != ignore_index, dloss.to(wide), 0.0)
+    dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if mask[0] else None
+    dweight = torch.zeros(weight.shape, dtype=wide, device=x.device) if mask[1] else None
+    for span in _spans(rows.shape[0], BLOCK_ROWS):
+        x_rd = rows[span].to(wide)
+        dx_rd = torch.zeros_like(x_rd) if mask[0] else None
+        _row_block_vjp(x_rd, weight, flat[span], norm[span], scale[span], logits_dtype, dx_rd, dweight)
+        if dx is not None and dx_rd is not None:
+            dx[span] = dx_rd
+    return None if dx is None else dx.view(x.shape), None if dweight is None else dweight.to(weight.dtype)
+
+
+def _row_block_vjp(
+    x_rd: Tensor,
+    weight: Tensor,
+    labels_r: Tensor,
+    norm_r: Tensor,
+    scale_r: Tensor,
+    logits_dtype: torch.dtype | None,
+    dx_rd: Tensor | None,
+    dweight: Tensor | None,
+) -> None:
+    """Adds one block of rows to `dx_rd` (r, d) and `dweight` (V, d)."""
+    for span in _spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
+        dlogits = torch.exp(_logits(x_rd, weight[span], logits_dtype).sub_(norm_r[:, None])).mul_(scale_r[:, None])
+        inside = (labels_r >= span.start) & (labels_r < span.stop)
+        index = (labels_r.long() - span.start).clamp(0, dlogits.shape[1] - 1)
+        dlogits.scatter_add_(1, index[:, None], torch.where(inside, -scale_r, 0.0)[:, None])
+        if dx_rd is not None:
+            dx_rd.addmm_(dlogits, weight[span].to(x_rd.dtype))
+        if dweight is not None:
+            dweight[span].addmm_(dlogits.T, x_rd)
