@@ -74,7 +74,7 @@ lock: $(STAMP)  ## write constraints.txt anew from .venv
 
 clean:  ## remove what builds and tools left behind
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find adjcomp passes runtime tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard adjcomp passes runtime tests examples) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## the same, and .venv
 	rm -rf $(VENV)
