@@ -43,9 +43,7 @@ def plan_from_json(text: str) -> Plan:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("this is no saved plan: a plan's JSON is an object whose 'format' is 'adjcomp plan'")
     if data.get("version") != VERSION:
-        raise ValueError(
-            f"saved as version {data.get('version')}, but this adjcomp reads version {VERSION}: plan again"
-        )
+        raise ValueError(f"saved as version {data.get('version')}, but this adjcomp reads version {VERSION}: plan again")
     try:
         costs = _costs(data["costs"])
         certificate = data["certificate"]

@@ -1,0 +1,1 @@
+"""How plans are shown: text, pages, traces."""

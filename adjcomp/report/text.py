@@ -1,0 +1,200 @@
+"""The printed plan: what is kept where, what that needs, what it takes, and how far from the best it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Recompute
+from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.plan import Plan
+from adjcomp.units import format_bytes, format_seconds
+
+WIDTH = 100
+BAR = 24  # characters of a bar
+MOST_ROWS = 24  # rows of the mode table; the rest is counted
+
+MODE_WORDS = {
+    "hold": "internals held from the forward until the backward",
+    "redo": "internals recomputed once, from the border, when the backward comes",
+    "twice": "input recomputed from the border, internals recomputed just before the adjoint",
+    "pass": "run again only to reach the layers above; no gradient here",
+    "none": "no gradient here and nothing to run again",
+}
+GLOSSARY = (
+    (
+        "border",
+        "the state (and convolution tail) a layer hands from one chunk to the next; with it a chunk can be recomputed alone",
+    ),
+    ("internals", "what a layer's vector-Jacobian product needs of its forward, and residual chunks kept for it"),
+    ("adjoint state", "the gradient of a border; it travels backward in time, one per layer"),
+    ("workspace", "extra bytes while an action runs, the values it makes included"),
+    ("gap", "(seconds - lower bound) / seconds: what the best plan of the stated space could save at most"),
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Chunks and layers that share a mode."""
+
+    chunks: tuple[int, int]  # first and last
+    layers: tuple[int, int]  # first and last
+    mode: str
+
+
+def plan_text(plan: Plan) -> str:
+    """`plan` as lines of text; equal plans give equal text."""
+    sections = (_summary(plan), _memory(plan), _modes(plan), _actions(plan), _words(plan))
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _summary(plan: Plan) -> list[str]:
+    """Shape, time and certificate."""
+    costs = plan.costs
+    count = f"{costs.chunk_count} chunk{'s' if costs.chunk_count != 1 else ''}"
+    return [
+        f"Plan: {costs.seq_len} tokens in {count} of {costs.chunk}, {costs.head - 1} layers between stem and head, "
+        f"{_places(plan)}",
+        f"  step     {format_seconds(plan.seconds)} predicted, at least {format_seconds(plan.lower_bound_seconds)} for any plan",
+        f"  gap      {100 * plan.gap:.2f} % ({plan.status.value})",
+    ]
+
+
+def _places(plan: Plan) -> str:
+    return f"on {plan.shares[0].name}" if len(plan.shares) == 1 else f"on {len(plan.shares)} devices"
+
+
+def _memory(plan: Plan) -> list[str]:
+    """Peak against budget of every device, and what the peak of the tightest is made of."""
+    lines = ["Memory"]
+    for share in plan.shares:
+        peak = plan.certificate.peak_bytes[share.name]
+        lines.append(
+            f"  {share.name:<14} {_bar(peak, share.budget_bytes)} {format_bytes(peak)} of {format_bytes(share.budget_bytes)}"
+        )
+    peak = sum(plan.bytes_by_kind.values())
+    lines.append("  at the peak" + ("" if len(plan.shares) == 1 else " of the fullest device"))
+    for kind, size in plan.bytes_by_kind.items():
+        lines.append(f"    {kind:<16} {format_bytes(size):>10}  {_bar(size, peak)}")
+    return lines
+
+
+def _bar(part: int, whole: int) -> str:
+    """A bar of `part` in `whole`."""
+    full = min(BAR, round(BAR * part / whole)) if whole > 0 else 0
+    return f"[{'#' * full}{'.' * (BAR - full)}]"
+
+
+def _modes(plan: Plan) -> list[str]:
+    """Tiers and modes by range of chunks and layers."""
+    rows = _rows(plan.costs, _tile_modes(plan.costs, plan.actions))
+    lines = ["Where internals come from", f"  {'chunks':<14}{'layers':<26}mode"]
+    for row in rows[:MOST_ROWS]:
+        place = f"{_range(*row.chunks):<14}{_layer_range(plan.costs, *row.layers):<26}"
+        lines.append(f"  {place}{row.mode:<6} {MODE_WORDS[row.mode]}")
+    if len(rows) > MOST_ROWS:
+        lines.append(f"  … and {len(rows) - MOST_ROWS} more ranges")
+    lines.append("  tiers: internals, borders and adjoint states are all on the device")
+    return lines
+
+
+def _tile_modes(costs: StackCosts, actions: Iterable[Action]) -> list[list[str]]:
+    """The mode of every tile, by chunk and layer, read off the actions."""
+    held: set[tuple[int, int]] = set()
+    runs: dict[tuple[int, int], int] = {}
+    for action in actions:
+        match action:
+            case Forward(layer=layer, chunk=chunk, keep=True):
+                held.add((layer, chunk))
+            case Loss(chunk=chunk, keep=True):
+                held.add((costs.head, chunk))
+            case Recompute(layer=layer, chunk=chunk):
+                runs[layer, chunk] = runs.get((layer, chunk), 0) + 1
+    return [[_mode(costs, k, c, held, runs) for k in range(costs.head + 1)] for c in range(costs.chunk_count)]
+
+
+def _mode(costs: StackCosts, layer: int, chunk: int, held: set[tuple[int, int]], runs: dict[tuple[int, int], int]) -> str:
+    """The mode of one tile."""
+    if (layer, chunk) in held:
+        return "hold"
+    times = runs.get((layer, chunk), 0)
+    if not costs.tile(layer, chunk).has_vjp:
+        return "pass" if times else "none"
+    return "redo" if times < 2 else "twice"
+
+
+def _rows(costs: StackCosts, modes: Sequence[Sequence[str]]) -> list[_Row]:
+    """Ranges of equal columns, each split into ranges of layers with one mode, top layers first."""
+    rows, first = [], 0
+    for chunk in range(1, costs.chunk_count + 1):
+        if chunk < costs.chunk_count and modes[chunk] == modes[first]:
+            continue
+        high = costs.head
+        for layer in range(costs.head, -1, -1):
+            if layer == 0 or modes[first][layer - 1] != modes[first][high]:
+                rows.append(_Row((first, chunk - 1), (layer, high), modes[first][high]))
+                high = layer - 1
+        first = chunk
+    return rows
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _layer_range(costs: StackCosts, first: int, last: int) -> str:
+    """Layers by number, with the ends called by their role."""
+
+    def name(layer: int) -> str:
+        return "stem" if layer == 0 else "head" if layer == costs.head else str(layer)
+
+    return name(first) if first == last else f"{name(first)} to {name(last)}"
+
+
+def _actions(plan: Plan) -> list[str]:
+    """How often each action runs and what it takes."""
+    counts: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for action in plan.actions:
+        name = _action_name(action)
+        counts[name] = counts.get(name, 0) + 1
+        seconds[name] = seconds.get(name, 0.0) + action.seconds(plan.costs)
+    lines = [f"{len(plan.actions)} actions"]
+    for name, count in counts.items():
+        if seconds[name] > 0:
+            share = 100 * seconds[name] / plan.seconds
+            lines.append(f"  {name:<26}{count:>8}  {format_seconds(seconds[name]):>14}  {share:5.1f} %")
+    return lines
+
+
+def _action_name(action: Action) -> str:
+    match action:
+        case Forward(keep=True) | Loss(keep=True):
+            return "forward, holding"
+        case Forward() | Loss():
+            return "forward"
+        case Recompute(keep=True):
+            return "recompute for internals"
+        case Recompute():
+            return "recompute for input"
+        case Adjoint() | HeadVjp():
+            return "adjoint and gradients"
+    return type(action).__name__.lower()
+
+
+def _words(plan: Plan) -> list[str]:
+    """What the words mean, and what the bound speaks of."""
+    chunks = ", ".join(str(chunk) for chunk in plan.certificate.chunks)
+    lines = [f"  {word:<14} {meaning}" for word, meaning in GLOSSARY]
+    space = f"{plan.certificate.space}. Chunk lengths: {chunks}."
+    return ["Words", *lines, *(f"  {'plan space' if i == 0 else '':<14} {line}" for i, line in enumerate(_wrap(space)))]
+
+
+def _wrap(text: str) -> list[str]:
+    """`text` in lines of at most WIDTH characters."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > WIDTH:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{word}"
+    return lines

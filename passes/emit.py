@@ -1,0 +1,91 @@
+"""Modes to actions: the order in which one device runs a step, and when each value is dropped.
+
+The order is time-major: all layers of chunk 0, of chunk 1, …, then back. Every value is dropped by the last action that reads or
+writes it, found in one walk from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.modes import ColumnMode, bottom_layer
+from adjcomp.ir.values import Value
+
+Step = tuple[type[Action], tuple[int | bool, ...]]  # an action's type and its own fields: everything but `frees`
+
+
+def emit(costs: StackCosts, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
+    """The actions of a step; `modes[c]` says what chunk c keeps.
+
+    Raises:
+        ValueError: there are not as many modes as chunks, or a mode holds tiles that have no VJP.
+    """
+    if len(modes) != costs.chunk_count:
+        raise ValueError(f"{costs.chunk_count} chunks need as many modes, not {len(modes)}")
+    most = costs.head + 1 - bottom_layer(costs)
+    if any(not 0 <= mode.held <= most for mode in modes):
+        raise ValueError(f"a chunk can hold between 0 and {most} tiles")
+    return drop_after_last_use(costs, time_major(costs, modes))
+
+
+def time_major(costs: StackCosts, modes: Sequence[ColumnMode]) -> Iterator[Step]:
+    """The steps of one device in order, without what they drop."""
+    yield Start, ()
+    for chunk, mode in enumerate(modes):
+        first = mode.first_held(costs)
+        for layer in range(costs.head):
+            yield Forward, (layer, chunk, layer >= first)
+        yield Loss, (chunk, first <= costs.head)
+    yield Turn, ()
+    for chunk in range(costs.chunk_count - 1, -1, -1):
+        yield from backward_column(costs, chunk, modes[chunk])
+    for layer in range(costs.head, bottom_layer(costs) - 1, -1):
+        yield Publish, (layer,)
+
+
+def backward_column(costs: StackCosts, chunk: int, mode: ColumnMode) -> Iterator[Step]:
+    """The backward of one chunk: held tiles first, which frees what they held, then the pass from the stem and its way back."""
+    bottom = bottom_layer(costs)
+    for layer in range(costs.head, max(mode.first_held(costs), bottom) - 1, -1):
+        yield _vjp(costs, layer, chunk)
+    top = mode.top_recomputed(costs)
+    if top is None:
+        return
+    for layer in range(top + 1):
+        yield Recompute, (layer, chunk, layer >= bottom and (layer == top or layer not in mode.again))
+    for layer in range(top, bottom - 1, -1):
+        if layer in mode.again and layer != top:
+            yield Recompute, (layer, chunk, True)
+        yield _vjp(costs, layer, chunk)
+
+
+def drop_after_last_use(costs: StackCosts, steps: Iterable[Step]) -> tuple[Action, ...]:
+    """Actions of `steps`, each dropping the values that no later action reads.
+
+    Walking back from the end, a value that is read and not yet wanted later is read here for the last time; one that is written
+    and not wanted later is dropped at once; a write ends the want, so a value that is made twice has two lives.
+    """
+    wanted: set[Value] = set()
+    actions: list[Action] = []
+    for kind, own in reversed(list(steps)):
+        step = kind(*own)
+        frees: list[Value] = []
+        for value in step.writes(costs):
+            if value in wanted:
+                wanted.discard(value)
+            else:
+                frees.append(value)
+        for value in step.reads(costs):
+            if value not in wanted:
+                wanted.add(value)
+                frees.append(value)
+        actions.append(kind(*own, frees=tuple(frees)) if frees else step)
+    actions.reverse()
+    return tuple(actions)
+
+
+def _vjp(costs: StackCosts, layer: int, chunk: int) -> Step:
+    """The VJP of one tile."""
+    return (HeadVjp, (chunk,)) if layer == costs.head else (Adjoint, (layer, chunk))

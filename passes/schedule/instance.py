@@ -1,0 +1,142 @@
+"""One scheduling problem: a stack at one chunk length, a budget, and the options of its columns.
+
+Columns differ only at the ends: the first drops its outgoing adjoint states, the last has no outgoing border and may be
+shorter. A choice picks one option for each column; it fits when for every column c
+
+    sum of D over the columns before c  +  need[c]  <=  budget,
+
+where need = resident bytes + max(F, turn bytes + P) of its option. Its time is the sum of its options' times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.modes import ColumnMode
+from adjcomp.ir.plan import Share, total
+from adjcomp.passes.schedule.column import Column, Ints, Options, column_of, column_options
+
+MOST_BYTES = 1 << 61  # int64 arithmetic on sums stays exact below this
+TICKS = 1 << 50  # ticks in a whole step that runs every tile three times
+
+
+@dataclass(frozen=True)
+class Menu:
+    """The options of one kind of column, with what each needs of the budget."""
+
+    column: Column
+    options: Options
+    need: Ints  # resident bytes + max(F, turn bytes + P)
+
+    @property
+    def left(self) -> Ints:
+        """D of each option, bytes."""
+        return self.options.left
+
+    @property
+    def ticks(self) -> Ints:
+        """Time of each option, ticks."""
+        return self.options.ticks
+
+    def __len__(self) -> int:
+        return len(self.need)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The problem at one chunk length, for any budget. `menus` serve plans, `bound_menus` bounds; complete ones are the same."""
+
+    costs: StackCosts
+    tick: float  # seconds
+    fixed_bytes: int  # resident and turn bytes plus the largest publication: a floor that no choice lowers
+    menus: tuple[Menu, Menu, Menu]  # first, inner and last columns
+    bound_menus: tuple[Menu, Menu, Menu]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the menus hold every choice that could be best."""
+        return all(menu.options.complete for menu in self.menus)
+
+    def kinds(self) -> list[int]:
+        """Index into `menus` of each column. A single column counts as the last."""
+        count = self.costs.chunk_count
+        return [2] if count == 1 else [0] + [1] * (count - 2) + [2]
+
+    def modes(self, choice: Sequence[int]) -> list[ColumnMode]:
+        """The modes of a choice (one option index a column)."""
+        made: dict[tuple[int, int], ColumnMode] = {}
+        found = []
+        for kind, option in zip(self.kinds(), choice, strict=True):
+            key = kind, int(option)
+            if key not in made:
+                made[key] = self.menus[kind].options.mode(key[1], self.menus[kind].column)
+            found.append(made[key])
+        return found
+
+
+def build_instance(costs: StackCosts, share: Share) -> Instance:
+    """The instance of `costs` on the device of `share`."""
+    check_sizes(costs, share)
+    tick = step_tick(costs)
+    resident, turn = total(share.resident_bytes), total(share.turn_bytes)
+    chunks = (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)
+    columns = [column_of(costs, chunk) for chunk in chunks]
+    menus = _menus(columns, tick, resident, turn, optimistic=False)
+    bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, turn, optimistic=True)
+    return Instance(costs, tick, resident + turn + max(costs.publish_bytes, default=0), menus, bounds)
+
+
+def _menus(columns: Sequence[Column], tick: float, resident: int, turn: int, *, optimistic: bool) -> tuple[Menu, Menu, Menu]:
+    """Menus of the first, inner and last column; equal columns share one."""
+    made: dict[Column, Menu] = {}
+    for column in columns:
+        if column not in made:
+            options = column_options(column, tick, optimistic=optimistic)
+            need = resident + np.maximum(options.forward_peak, turn + options.backward_peak)
+            made[column] = _undominated(Menu(column, options, need))
+    first, inner, last = (made[column] for column in columns)
+    return first, inner, last
+
+
+def _undominated(menu: Menu) -> Menu:
+    """Only the options that no other beats or equals in bytes left, need and ticks; fastest first."""
+    order = np.lexsort((menu.need, menu.left, menu.ticks))
+    table = np.stack((menu.left, menu.need), axis=1)[order]
+    chosen = np.empty_like(table)
+    kept: list[int] = []
+    for position in range(len(order)):
+        if not (chosen[: len(kept)] <= table[position]).all(axis=1).any():
+            chosen[len(kept)] = table[position]
+            kept.append(position)
+    index = order[np.array(kept)]
+    return Menu(menu.column, menu.options.select(index), menu.need[index])
+
+
+def step_tick(costs: StackCosts) -> float:
+    """Seconds of one tick: small enough that rounding doesn't show, large enough that sums of ticks stay exact."""
+    longest = 0.0
+    for table, count in ((costs.layers, costs.chunk_count - 1), (costs.last_layers, 1)):
+        longest += count * math.fsum(3 * max(t.forward_seconds, t.keep_seconds) + t.adjoint_seconds for t in table)
+    if not math.isfinite(longest) or longest < 0:
+        raise ValueError(f"the costs' seconds must be finite and not negative; a step would take {longest}")
+    return longest / TICKS if longest > 0 else 1.0
+
+
+def check_sizes(costs: StackCosts, share: Share) -> None:
+    """ValueError for bytes that no machine has, which would overflow the arithmetic."""
+    tiles = [t for table in (costs.layers, costs.last_layers) for t in table]
+    sizes = [
+        (t.stream_bytes, t.carry_bytes, t.keep_bytes, t.cotangent_bytes, t.adjoint_bytes)
+        + (t.forward_workspace_bytes, t.keep_workspace_bytes, t.adjoint_workspace_bytes)
+        for t in tiles
+    ]
+    if min(min(row) for row in sizes) < 0:
+        raise ValueError("a tile's bytes can't be negative")
+    most = sum(sum(row) for row in sizes) * costs.chunk_count + total(share.resident_bytes) + total(share.turn_bytes)
+    if most > MOST_BYTES:
+        raise ValueError(f"these costs add up to {most} bytes, more than any machine holds")

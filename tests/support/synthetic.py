@@ -1,0 +1,140 @@
+"""Made-up cost tables for planner tests: random small ones, and regular large ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from adjcomp.ir.costs import StackCosts, TileCost
+
+
+def regular_tile(name: str, tokens: int, *, width: int = 64, state: int = 1000, keep: int = 12) -> TileCost:
+    """A residual layer of `width` channels whose VJP keeps `keep` * width numbers of 4 bytes a token."""
+    stream = 4 * width * tokens
+    return TileCost(
+        name=name,
+        stream_bytes=stream,
+        carry_bytes=4 * state,
+        keep_bytes=keep * stream,
+        cotangent_bytes=stream,
+        adjoint_bytes=4 * state,
+        forward_workspace_bytes=4 * stream + 4 * state,
+        keep_workspace_bytes=(keep + 3) * stream + 4 * state,
+        adjoint_workspace_bytes=5 * stream + 8 * state,
+        forward_seconds=2e-6 * tokens + 1e-4,
+        keep_seconds=2.1e-6 * tokens + 1e-4,
+        adjoint_seconds=4e-6 * tokens + 2e-4,
+        forward_flops=1000 * tokens,
+        adjoint_flops=2000 * tokens,
+        reads_input=True,
+        reads_output=False,
+        reads_carry=True,
+        has_vjp=True,
+        passes_cotangent=True,
+    )
+
+
+def regular_stack(seq_len: int, chunk: int, layers: int, *, width: int = 64, state: int = 1000, keep: int = 12) -> StackCosts:
+    """A stem, `layers` equal layers and a head."""
+    count = -(-seq_len // chunk)
+
+    def table(tokens: int) -> tuple[TileCost, ...]:
+        middle = [regular_tile(f"layers.{k}", tokens, width=width, state=state, keep=keep) for k in range(layers)]
+        stem = replace(
+            middle[0],
+            name="stem",
+            carry_bytes=0,
+            adjoint_bytes=0,
+            keep_bytes=0,
+            reads_input=False,
+            reads_carry=False,
+            passes_cotangent=False,
+            forward_seconds=1e-7 * tokens,
+            keep_seconds=1e-7 * tokens,
+            adjoint_seconds=1e-7 * tokens,
+        )
+        head = replace(
+            middle[0],
+            name="head",
+            stream_bytes=0,
+            carry_bytes=0,
+            adjoint_bytes=0,
+            cotangent_bytes=0,
+            reads_carry=False,
+            keep_bytes=4 * 3 * tokens,
+        )
+        return (stem, *middle, head)
+
+    parameters = 4 * 30 * width * width * layers
+    return StackCosts(
+        seq_len=seq_len,
+        chunk=chunk,
+        chunk_count=count,
+        layers=table(chunk),
+        last_layers=table(seq_len - (count - 1) * chunk),
+        resident_bytes={"parameters": parameters, "inputs": 16 * seq_len},
+        turn_bytes={"gradients": parameters},
+        publish_bytes=(0,) * (layers + 2),
+    )
+
+
+def random_stack(seed: int, *, layers: int, chunks: int) -> StackCosts:
+    """A stack of arbitrary small costs and flags; the last chunk differs from the others where `seed` says so."""
+    rng = random.Random(seed)
+    bottom = rng.choice([0, 0, 0, rng.randint(0, layers + 1)])
+    flags = [(rng.random() < 0.7, rng.random() < 0.3, rng.random() < 0.7, rng.random() < 0.8) for _ in range(layers + 2)]
+
+    def tile(k: int, scale: float) -> TileCost:
+        reads_input, reads_output, reads_carry, carries = flags[k]
+        head, vjp = k == layers + 1, k >= bottom
+
+        def size(most: int) -> int:
+            return max(1, round(rng.randint(1, most) * scale))
+
+        stream, carry, kept = 0 if head else size(9), size(6) if carries else 0, size(25)
+        forward = rng.randint(1, 20) * scale / 16
+        return TileCost(
+            name=f"layer{k}",
+            stream_bytes=stream,
+            carry_bytes=carry,
+            keep_bytes=kept,
+            cotangent_bytes=0 if head else size(9),
+            adjoint_bytes=size(5) if carries else 0,
+            forward_workspace_bytes=stream + carry + rng.randint(0, 9),
+            keep_workspace_bytes=stream + carry + kept + rng.randint(0, 9),
+            adjoint_workspace_bytes=20 + rng.randint(0, 30),
+            forward_seconds=forward,
+            keep_seconds=forward + rng.randint(0, 4) / 16,
+            adjoint_seconds=rng.randint(1, 40) / 16,
+            forward_flops=1,
+            adjoint_flops=2,
+            reads_input=reads_input and k > 0,
+            reads_output=reads_output and not head,
+            reads_carry=reads_carry and carries,
+            has_vjp=vjp,
+            passes_cotangent=vjp and k > bottom,
+        )
+
+    normal = [tile(k, 1.0) for k in range(layers + 2)]
+    last = normal
+    chunk, seq_len = 4, 4 * chunks
+    if rng.random() < 0.5:
+        seq_len -= rng.randint(1, 3)
+        shorter = [tile(k, 0.6) for k in range(layers + 2)]
+        last = [
+            replace(b, carry_bytes=a.carry_bytes, adjoint_bytes=a.adjoint_bytes) for a, b in zip(normal, shorter, strict=True)
+        ]
+        last = [
+            replace(t, forward_workspace_bytes=t.forward_workspace_bytes + 9, keep_workspace_bytes=t.keep_workspace_bytes + 9)
+            for t in last
+        ]
+    return StackCosts(
+        seq_len=seq_len,
+        chunk=chunk,
+        chunk_count=chunks,
+        layers=tuple(normal),
+        last_layers=tuple(last),
+        resident_bytes={"parameters": rng.randint(0, 40)},
+        turn_bytes={"gradients": rng.randint(0, 40)},
+        publish_bytes=tuple(rng.randint(0, 3) for _ in range(layers + 2)),
+    )
