@@ -1,0 +1,56 @@
+"""`adjcomp.compile` and its companions: the one place where all parts meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adjcomp.budget import check_budget
+from adjcomp.compiled import make_view
+from adjcomp.gradients import GradientReport, compare, loss_of, measure
+from adjcomp.options import Options
+from adjcomp.session import Session
+
+
+def compile(  # noqa: A001 - the public name
+    model: torch.nn.Module,
+    mem_budget: int | str | None = None,
+    *,
+    chunk: int | None = None,
+    options: Options | None = None,
+) -> torch.nn.Module:
+    """A view of `model` that trains like it (same outputs, same gradients) and never holds more than the budget.
+
+    Args:
+        model: any module whose activations form a residual stack over a sequence; it is not changed.
+        mem_budget: bytes as an int, a string ("16GiB", "800MB"), or None for what the device has free. It bounds everything live on the
+            device during a step: parameters, gradients, buffers, inputs, activations, workspace, optimizer state.
+        chunk: chunk length in tokens; None lets the planner choose.
+        options: see `adjcomp.Options`.
+
+    Raises:
+        ValueError, TypeError: a budget of another form or above the device's size, a chunk below 1.
+        CaptureError, BudgetError: at the first call, when the model cannot be captured or no plan fits.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(chunk, bool) or not isinstance(chunk, int | type(None)) or (chunk is not None and chunk < 1):
+        raise ValueError(f"chunk must be a positive number of tokens or None, not {chunk!r}")
+    parameter = next(model.parameters(), None)
+    check_budget(mem_budget, torch.device("cpu") if parameter is None else parameter.device)
+    return make_view(Session(model, mem_budget, chunk, options or Options()))
+
+
+def check_gradients(
+    model: torch.nn.Module, inputs: tuple[Any, ...] | dict[str, Any], mem_budget: int | str | None = None, *, chunk: int | None = None
+) -> GradientReport:
+    """Run one step of `model` plainly and one compiled, and compare loss and gradients; gradients the model holds are left as they were.
+
+    inputs: positional (tuple) or keyword (dict) arguments of one call. Random numbers (dropout) can't agree: use eval mode.
+    """
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
+    compiled = compile(model, mem_budget, chunk=chunk)
+    plain = measure(model, lambda: loss_of(model(*args, **kwargs)))
+    ours = measure(model, lambda: loss_of(compiled(*args, **kwargs)))
+    return compare(plain, ours)

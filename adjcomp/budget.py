@@ -1,0 +1,114 @@
+"""Budgets against devices, and what a step holds beside its tiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack
+from adjcomp.passes.cost import Outside
+from adjcomp.passes.joint import Split
+from adjcomp.runtime.executor import accumulation_dtype
+from adjcomp.runtime.memory import distinct_bytes
+from adjcomp.units import format_bytes, parse_bytes
+
+
+def device_bytes(device: torch.device) -> int:
+    """All memory of a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_bytes(device: torch.device, own_bytes: int) -> int:
+    """What a step may use when no budget is given: what is free now, and what the model already holds."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + own_bytes
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + own_bytes
+
+
+def check_budget(mem_budget: int | str | None, device: torch.device) -> int | None:
+    """Bytes of a budget. ValueError or TypeError for another form, or for more than the device has."""
+    if mem_budget is None:
+        return None
+    budget = parse_bytes(mem_budget)
+    whole = device_bytes(device) if device.type != "meta" else budget
+    if budget > whole:
+        raise ValueError(f"mem_budget {format_bytes(budget)} is more than {device} has ({format_bytes(whole)})")
+    return budget
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors that are live around a step."""
+
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    optimizer_bytes: int
+
+    def resident_bytes(self) -> dict[str, int]:
+        """By kind; storages counted once."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        return {
+            "parameters": distinct_bytes(self.parameters.values()),
+            "buffers": distinct_bytes(self.buffers.values()),
+            "inputs": distinct_bytes(self.inputs),
+            "accumulated gradients": distinct_bytes(grads),
+            "optimizer": self.optimizer_bytes,
+        }
+
+
+def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: Held, side_bytes: int, seq_len: int) -> Outside:
+    """Bytes beside the tiles: resident during the whole step, and from the Turn on."""
+    splits = tuple(splits)
+    wanted = _wanted_parameters(stack, splits)
+    gradients = {n: _numel(held.parameters[n]) * accumulation_dtype(held.parameters[n].dtype).itemsize for n in wanted}
+    outs = [_out_bytes(o.shape, seq_len, o.axis.outer * o.axis.inner, o.dtype) for o in stack.outs]
+    sums = [torch.Size(s.shape).numel() * s.dtype.itemsize for s in stack.sums]
+    resident = {**held.resident_bytes(), "outputs": sum(outs) + sum(sums)}
+    resident["inputs"] += side_bytes
+    return Outside(
+        resident_bytes=resident,
+        turn_bytes={"gradients": sum(gradients.values()), "output cotangents": sum(outs)},
+        publish_bytes=_publish_bytes(stack, held, wanted),
+    )
+
+
+def _numel(tensor: torch.Tensor) -> int:
+    return tensor.numel()
+
+
+def _out_bytes(shape: tuple[int | None, ...], seq_len: int, factor: int, dtype: torch.dtype) -> int:
+    return torch.Size([seq_len * factor if n is None else n for n in shape]).numel() * dtype.itemsize
+
+
+def _wanted_parameters(stack: ResidualStack, splits: tuple[Split | None, ...]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for layer in stack.layers:
+        split = splits[layer.template]
+        for i in split.joint.gradients if split is not None else ():
+            entry = stack.templates[layer.template].inputs[i]
+            if entry.kind is InputKind.PARAMETER:
+                names[layer.parameters[entry.index]] = None
+    return tuple(names)
+
+
+def _publish_bytes(stack: ResidualStack, held: Held, wanted: tuple[str, ...]) -> tuple[int, ...]:
+    """A cast to the parameter's dtype, one parameter at a time, where the accumulator has another."""
+    casts = []
+    for layer in stack.layers:
+        sizes = [held.parameters[n].numel() * held.parameters[n].element_size() for n in layer.parameters if _is_cast(held, wanted, n)]
+        casts.append(max(sizes, default=0))
+    return tuple(casts)
+
+
+def _is_cast(held: Held, wanted: tuple[str, ...], name: str) -> bool:
+    return name in wanted and accumulation_dtype(held.parameters[name].dtype) is not held.parameters[name].dtype
+
+
+__all__ = ["Held", "OutputKind", "check_budget", "device_bytes", "free_bytes", "outside_costs"]

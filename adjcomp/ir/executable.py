@@ -1,0 +1,24 @@
+"""What the runtime runs: a plan, the stack it is a plan for, and the programs of its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adjcomp.ir.plan import Plan
+from adjcomp.ir.program import TilePrograms
+from adjcomp.ir.stack import ResidualStack
+
+
+@dataclass(frozen=True)
+class Executable:
+    """programs, last_programs: by template, for chunks 0 … C - 2 and for the last chunk."""
+
+    stack: ResidualStack
+    plan: Plan
+    programs: tuple[TilePrograms, ...]
+    last_programs: tuple[TilePrograms, ...]
+
+    def tile(self, layer: int, chunk: int) -> TilePrograms:
+        """The programs of tile (layer, chunk)."""
+        table = self.last_programs if chunk == self.plan.costs.chunk_count - 1 else self.programs
+        return table[self.stack.layers[layer].template]

@@ -1,0 +1,69 @@
+"""When a captured graph may be used again: only under an equal key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from adjcomp.passes.capture import CallTensors
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+def capture_key(model: torch.nn.Module, call: CallTensors) -> tuple[Any, ...]:
+    """Everything a trace depends on but the sequence length: modules, parameters, autocast, the call's structure and constants."""
+    return (_call_key(call), _modules_key(model), _parameters_key(model), _mode_key())
+
+
+def _call_key(call: CallTensors) -> tuple[Any, ...]:
+    inputs = iter(call.inputs)
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Tensor):
+            entry = next(inputs)
+            fixed = tuple(None if dim == entry.time_dim else size for dim, size in enumerate(entry.shape))
+            leaves.append((entry.path, entry.time_dim, fixed, leaf.dtype, str(leaf.device), leaf.requires_grad))
+        else:
+            leaves.append((type(leaf).__name__, leaf))
+    return (str(call.spec), tuple(leaves))
+
+
+def _modules_key(model: torch.nn.Module) -> tuple[Any, ...]:
+    return tuple((name, type(module), _plain_attributes(vars(module))) for name, module in model.named_modules())
+
+
+def _plain_attributes(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Attributes of plain Python type, one level into objects (a config), and how many hooks there are."""
+    found: list[Any] = []
+    for name, value in attributes.items():
+        if isinstance(value, _PLAIN):
+            found.append((name, value))
+        elif name.endswith("_hooks") or name.endswith("_pre_hooks"):
+            found.append((name, len(value) if value else 0))
+        elif name == "config":
+            found.append((name, tuple((k, v) for k, v in sorted(vars(value).items()) if isinstance(v, _PLAIN))))
+        elif isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):
+            found.append((name, value))
+    return tuple(found)
+
+
+def _parameters_key(model: torch.nn.Module) -> tuple[Any, ...]:
+    entries = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return tuple((name, id(t), t.dtype, t.requires_grad, tuple(t.shape), str(t.device)) for name, t in entries)
+
+
+def _mode_key() -> tuple[Any, ...]:
+    devices = ("cpu", "cuda")
+    autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+    return (autocast, torch.is_grad_enabled(), torch.get_default_dtype())
+
+
+def check_leaves(call: CallTensors) -> None:
+    """TypeError for arguments that are neither tensors nor plain values (a cache object, a callable)."""
+    for path, leaf in zip(pytree.tree_flatten_with_path(pytree.tree_unflatten(list(call.leaves), call.spec))[0], call.leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor | int | float | bool | str | type(None) | torch.dtype | torch.device):
+            name = pytree.keystr(path[0])
+            raise TypeError(f"argument {name} is a {type(leaf).__name__}; under gradients, arguments may be tensors and plain values")

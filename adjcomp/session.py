@@ -1,0 +1,224 @@
+"""What a compiled model remembers: captures by key, plans by shape, and the figures of the last step."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from adjcomp.bridge import Bridge, Call
+from adjcomp.budget import Held, check_budget, free_bytes, outside_costs
+from adjcomp.errors import CaptureError
+from adjcomp.ir.executable import Executable
+from adjcomp.ir.interpret import GradInterpreter
+from adjcomp.ir.plan import Plan
+from adjcomp.keys import capture_key, check_leaves
+from adjcomp.machine import parse_machine
+from adjcomp.options import Options
+from adjcomp.passes.capture import CallTensors, describe_call
+from adjcomp.passes.chunks import candidate_chunks
+from adjcomp.passes.cost import CostModel, device_rates
+from adjcomp.passes.joint import KeepPolicy
+from adjcomp.passes.pipeline import Captured, run_capture
+from adjcomp.passes.schedule import solve
+from adjcomp.runtime.executor import Step, StepInputs
+from adjcomp.runtime.memory import StorageTracker, distinct_bytes
+
+CAPTURES_KEPT = 16
+PLANS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of the last step. Bytes count everything live on the device; seconds are wall clock, forward and backward together."""
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    seconds: float
+
+
+@dataclass
+class Session:
+    """The state behind one compiled model."""
+
+    model: torch.nn.Module
+    mem_budget: int | str | None
+    chunk: int | None
+    options: Options
+    captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
+    executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
+    last_plan: Plan | None = None
+    last_stats: Stats | None = None
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One call of the model under its plan: the model's own output, connected to autograd."""
+        args, kwargs = _with_tensor_counts(args, kwargs)
+        call = describe_call(args, kwargs)
+        check_leaves(call)
+        captured = self.captured(args, kwargs, call)
+        tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
+        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        placeholders = [*state.values(), *tensors]
+        made = GradInterpreter(captured.stack.prologue).run(*placeholders)
+        sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
+        held = self._held(tensors)
+        executable = self._executable(captured, call, held, distinct_bytes([*tensors, *sides]) - distinct_bytes(tensors))
+        results = self._step(executable, state, tensors, sides, initial, held)
+        outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
+        return _assemble(captured, outputs)
+
+    def wants_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether anything in a call takes a gradient; without that the plain forward serves."""
+        tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in tensors)
+
+    def captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors) -> Captured:
+        """The capture for this call, from the cache where the key is equal."""
+        key = capture_key(self.model, call)
+        if key not in self.captures:
+            _check_devices(self.model)
+            self.captures[key] = run_capture(self.model, args, kwargs)
+            if len(self.captures) > CAPTURES_KEPT:
+                self.captures.popitem(last=False)
+        found = self.captures[key]
+        self.captures.move_to_end(key)
+        _check_guards(found, call.seq_len)
+        return found
+
+    def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+        """The plan of a call's shape; nothing is run."""
+        args, kwargs = _with_tensor_counts(args, kwargs)
+        call = describe_call(args, kwargs)
+        captured = self.captured(args, kwargs, call)
+        tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
+        side_bytes = sum(_side_bytes(captured, i, call.seq_len) for i in range(len(captured.stack.sides)))
+        return self._executable(captured, call, self._held(tensors), side_bytes).plan
+
+    def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
+        return Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), tensors, 0)
+
+    def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
+        resident = tuple(sorted(held.resident_bytes().items()))
+        key = (id(captured), call.seq_len, side_bytes, resident)
+        if key not in self.executables:
+            self.executables[key] = self._plan(captured, call, held, side_bytes)
+            if len(self.executables) > PLANS_KEPT:
+                self.executables.popitem(last=False)
+        self.executables.move_to_end(key)
+        found = self.executables[key]
+        self.last_plan = found.plan
+        return found
+
+    def _plan(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
+        device = next(iter(held.parameters.values())).device
+        budget = check_budget(self.mem_budget, device)
+        if budget is None:
+            budget = free_bytes(device, sum(held.resident_bytes().values()))
+        splits = captured.splits(KeepPolicy.LEAN)
+        outside = outside_costs(captured.stack, splits, held, side_bytes, call.seq_len)
+        rates = device_rates(parse_machine("cpu").devices[0])
+        model = CostModel.of(captured.stack, splits, call.seq_len, outside, rates)
+        candidates = [min(self.chunk, call.seq_len)] if self.chunk is not None else candidate_chunks(call.seq_len)
+        plan = solve(model, seq_len=call.seq_len, budget_bytes=budget, candidates=candidates, device=str(device), options=self.options)
+        return Executable(captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
+
+    def _step(
+        self,
+        executable: Executable,
+        state: Mapping[str, torch.Tensor],
+        tensors: tuple[torch.Tensor, ...],
+        sides: tuple[torch.Tensor, ...],
+        initial: tuple[torch.Tensor, ...],
+        held: Held,
+    ) -> tuple[torch.Tensor, ...]:
+        tracker = StorageTracker(sum(held.resident_bytes().values()))
+        known = {t.untyped_storage().data_ptr() for t in tensors}
+        tracker.track_all(s for s in sides if s.untyped_storage().data_ptr() not in known)
+        seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
+        step = Step(executable, StepInputs(dict(state), sides, initial, seed), tracker)
+        names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
+        wanted_sides = [i for i, s in enumerate(sides) if s.requires_grad]
+        wanted_initial = [i for i, s in enumerate(initial) if s.requires_grad]
+        leaves = [*(state[n] for n in names), *(sides[i] for i in wanted_sides), *(initial[i] for i in wanted_initial)]
+        versions = {name: (t, t._version) for name, t in state.items() if name in _used(executable)}
+        versions.update({f"input {i}": (t, t._version) for i, t in enumerate(tensors)})
+        started = time.perf_counter()
+        call = Call(step, names, wanted_sides, wanted_initial, versions, lambda s: self._measured(s, forward_seconds))
+        results: tuple[torch.Tensor, ...] = Bridge.apply(call, *leaves)
+        forward_seconds = time.perf_counter() - started
+        self._record(step, forward_seconds)
+        if not any(r.requires_grad for r in results):
+            step.forget()
+        return results
+
+    @contextlib.contextmanager
+    def _measured(self, step: Step, forward_seconds: float) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._record(step, forward_seconds + time.perf_counter() - started)
+
+    def _record(self, step: Step, seconds: float) -> None:
+        plan = step.executable.plan
+        self.last_stats = Stats(
+            budget_bytes=max(plan.budget_bytes.values()),
+            predicted_peak_bytes=max(plan.peak_bytes.values()),
+            measured_peak_bytes=step.tracker.peak_bytes,
+            seconds=seconds,
+        )
+
+
+def _used(executable: Executable) -> frozenset[str]:
+    return frozenset(name for layer in executable.stack.layers for name in layer.parameters)
+
+
+def _draws(executable: Executable) -> bool:
+    from adjcomp.ir.stack import InputKind
+
+    return any(entry.kind is InputKind.SEED for template in executable.stack.templates for entry in template.inputs)
+
+
+def _with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`num_items_in_batch` differs from step to step: as a tensor it is an input, as a number it would be a constant of the trace."""
+    changed = dict(kwargs)
+    count = changed.get("num_items_in_batch")
+    if isinstance(count, int | float) and not isinstance(count, bool):
+        changed["num_items_in_batch"] = torch.tensor(count)
+    return args, changed
+
+
+def _check_devices(model: torch.nn.Module) -> None:
+    devices: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        devices.setdefault(str(parameter.device), name)
+    if len(devices) > 1:
+        raise CaptureError(f"parameters are on several devices: {', '.join(f'{name} on {device}' for device, name in devices.items())}")
+
+
+def _check_guards(captured: Captured, seq_len: int) -> None:
+    for guard in captured.traced.guards:
+        if not bool(guard.xreplace({captured.traced.time: seq_len})):
+            raise CaptureError(f"the model behaves differently at T = {seq_len}: the trace assumed {guard}")
+
+
+def _side_bytes(captured: Captured, index: int, seq_len: int) -> int:
+    """Bytes of a side that the prologue makes; 0 for one that is an input as it stands."""
+    from adjcomp.passes.sizes import number_of_bytes
+
+    results = next(n for n in captured.stack.prologue.graph.nodes if n.op == "output").args[0]
+    node = results[index]
+    return 0 if node.op == "placeholder" else number_of_bytes(node.meta["val"], captured.traced.time, seq_len)
+
+
+def _assemble(captured: Captured, outputs: tuple[torch.Tensor, ...]) -> Any:
+    rest = iter(outputs)
+    count = sum(leaf.tensor is not None for leaf in captured.traced.output_leaves)
+    by_index = {i: None if i in captured.stack.dropped_outputs else next(rest) for i in range(count)}
+    leaves = [leaf.value if leaf.tensor is None else by_index[leaf.tensor] for leaf in captured.traced.output_leaves]
+    return pytree.tree_unflatten(leaves, captured.traced.output_spec)

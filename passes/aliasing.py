@@ -1,0 +1,45 @@
+"""Which nodes make new storage and which look at another's, read off the op schemas."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def is_alias(node: fx.Node) -> bool:
+    """Whether every output of `node` is a view of its first argument."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_alias(node.args[0])
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.returns) and all(_views(entry) for entry in schema.returns)
+
+
+def _views(entry: Any) -> bool:
+    info = entry.alias_info
+    return info is not None and not info.is_write
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node whose storage `node` looks at: the end of its chain of views."""
+    while node.op == "call_function" and is_alias(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def reads_part(node: fx.Node) -> bool:
+    """Whether `node` picks one output of an op with several (no new storage of its own)."""
+    return node.target is operator.getitem
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a fake value is one tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_alias_target(target: Any) -> bool:
+    """Whether every output of an op is a view of its first argument, by its schema."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.returns) and all(_views(entry) for entry in schema.returns)

@@ -1,0 +1,170 @@
+"""Costs of a stack's tiles at one chunk length: exact bytes from the programs, seconds from a cost model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.program import Program, TilePrograms, Work
+from adjcomp.ir.stack import InputKind, Layer, OutputKind, ResidualStack, Template
+from adjcomp.machine import Device
+from adjcomp.passes.joint import Split
+from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.sizes import number_of_bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Linear cost model of a device: seconds = flops / f + updates / u + bytes / b + kernels · o."""
+
+    flops_per_second: float
+    updates_per_second: float
+    bytes_per_second: float
+    kernel_seconds: float
+
+    def seconds(self, work: Work) -> float:
+        """Predicted seconds of a program's work."""
+        return (
+            work.flops / self.flops_per_second
+            + work.state_updates / self.updates_per_second
+            + work.moved_bytes / self.bytes_per_second
+            + work.kernels * self.kernel_seconds
+        )
+
+    def scaled(self, factor: float) -> Rates:
+        """The same model of a device `factor` times slower."""
+        return Rates(
+            self.flops_per_second / factor,
+            self.updates_per_second / factor,
+            self.bytes_per_second / factor,
+            self.kernel_seconds * factor,
+        )
+
+
+def device_rates(device: Device) -> Rates:
+    """Rates from a device's description: on accelerators a state update costs about as much as 64 tensor-core FLOPs."""
+    flops = device.peak_flops * device.flops_efficiency
+    updates = 2.8e9 if device.kind == "cpu" else flops / 64
+    return Rates(flops, updates, device.memory_bandwidth * device.memory_efficiency, 3e-6)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What is live beside the tiles, by kind, and the dtypes' rule for gradients.
+
+    parameter_bytes: bytes of every parameter by name, and of its gradient accumulator (0 where none is wanted).
+    """
+
+    resident_bytes: Mapping[str, int]
+    turn_bytes: Mapping[str, int]
+    publish_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Costs at any chunk length; tables are made on demand and kept."""
+
+    stack: ResidualStack
+    splits: tuple[Split | None, ...]  # by template
+    seq_len: int
+    outside: Outside
+    rates: Rates
+    _programs: dict[int, tuple[TilePrograms, ...]]
+
+    @staticmethod
+    def of(stack: ResidualStack, splits: tuple[Split | None, ...], seq_len: int, outside: Outside, rates: Rates) -> CostModel:
+        """A model with no tables yet."""
+        return CostModel(stack, splits, seq_len, outside, rates, {})
+
+    def programs(self, length: int) -> tuple[TilePrograms, ...]:
+        """Programs of every template at a chunk length."""
+        if length not in self._programs:
+            pairs = zip(self.stack.templates, self.splits, strict=True)
+            self._programs[length] = tuple(tile_programs(template, split, length) for template, split in pairs)
+        return self._programs[length]
+
+    def last_length(self, chunk: int) -> int:
+        """Length of the last chunk."""
+        return self.seq_len - (math.ceil(self.seq_len / chunk) - 1) * chunk
+
+    def __call__(self, chunk: int) -> StackCosts:
+        """The cost tables at chunk length `chunk`."""
+        last = self.last_length(chunk)
+        return StackCosts(
+            seq_len=self.seq_len,
+            chunk=chunk,
+            chunk_count=math.ceil(self.seq_len / chunk),
+            layers=self._table(chunk),
+            last_layers=self._table(last),
+            resident_bytes=dict(self.outside.resident_bytes),
+            turn_bytes=dict(self.outside.turn_bytes),
+            publish_bytes=self.outside.publish_bytes,
+        )
+
+    def _table(self, length: int) -> tuple[TileCost, ...]:
+        programs = self.programs(length)
+        by_template = [self._tile(t, p, length) for t, p in zip(self.stack.templates, programs, strict=True)]
+        return tuple(_named(by_template[layer.template], layer) for layer in self.stack.layers)
+
+    def _tile(self, template: Template, programs: TilePrograms, length: int) -> TileCost:
+        outputs = _outputs(template)
+        side_bytes, out_bytes = self._slices(template, length)
+        vjp, keeping = programs.vjp, programs.keeping
+        wanted = [template.inputs[i].kind for i in programs.gradients]
+        read = [template.inputs[i].kind for i in programs.reads]
+        streams = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.STREAM]
+        carries = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.CARRY]
+        adjoints = [number_of_bytes(v, template.time, length) for kind, d, v in outputs if kind is OutputKind.CARRY and d]
+        return TileCost(
+            name="",
+            stream_bytes=sum(streams),
+            carry_bytes=sum(carries),
+            keep_bytes=programs.saved_bytes,
+            cotangent_bytes=sum(streams) if any(d for kind, d, _ in outputs if kind is OutputKind.STREAM) else 0,
+            adjoint_bytes=sum(adjoints),
+            forward_workspace_bytes=programs.forward.workspace_bytes + side_bytes,
+            keep_workspace_bytes=_workspace(keeping) + side_bytes,
+            adjoint_workspace_bytes=_workspace(vjp) + side_bytes + out_bytes,
+            forward_seconds=self.rates.seconds(programs.forward.work),
+            keep_seconds=0.0 if keeping is None else self.rates.seconds(keeping.work),
+            adjoint_seconds=0.0 if vjp is None else self.rates.seconds(vjp.work),
+            forward_flops=programs.forward.work.flops,
+            adjoint_flops=0 if vjp is None else vjp.work.flops,
+            reads_input=InputKind.STREAM in read,
+            reads_output=bool(programs.reads_outputs),
+            reads_carry=InputKind.CARRY in read,
+            has_vjp=vjp is not None,
+            passes_cotangent=InputKind.STREAM in wanted,
+        )
+
+    def _slices(self, template: Template, length: int) -> tuple[int, int]:
+        """Bytes of the chunks cut out of whole-sequence values that are not dense as they stand: of sides, and of output cotangents."""
+        placeholders = [n for n in template.graph.graph.nodes if n.op == "placeholder"]
+        sides = [n.meta["val"] for n, i in zip(placeholders, template.inputs, strict=True) if i.kind is InputKind.SIDE]
+        side_bytes = sum(number_of_bytes(v, template.time, length) for v in sides if _slice_copies(v))
+        outs = [v for kind, _, v in _outputs(template) if kind is OutputKind.OUT]
+        return side_bytes, sum(number_of_bytes(v, template.time, length) for v in outs if _slice_copies(v))
+
+
+def _slice_copies(value: Any) -> bool:
+    """A slice along time is dense only where everything before time has size 1."""
+    timed = [dim for dim, size in enumerate(value.shape) if not isinstance(size, int)]
+    return bool(timed) and any(int(size) > 1 for size in value.shape[: timed[0]])
+
+
+def _outputs(template: Template) -> list[tuple[OutputKind, bool, Any]]:
+    nodes = next(n for n in template.graph.graph.nodes if n.op == "output").args[0]
+    return [(o.kind, o.differentiable, n.meta["val"]) for o, n in zip(template.outputs, nodes, strict=True)]
+
+
+def _workspace(program: Program | None) -> int:
+    return 0 if program is None else program.workspace_bytes
+
+
+def _named(cost: TileCost, layer: Layer) -> TileCost:
+    from dataclasses import replace
+
+    return replace(cost, name=layer.name)

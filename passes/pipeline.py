@@ -1,0 +1,67 @@
+"""The pipeline, in order: capture, shard, differentiate, split, cost, schedule. One callback between passes times, checks and prints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adjcomp.ir.stack import ResidualStack
+from adjcomp.passes.capture import TracedModel, capture
+from adjcomp.passes.joint import JointGraph, KeepPolicy, Split, differentiate, split
+from adjcomp.passes.timeshard import Trainable, shard
+
+log = logging.getLogger("adjcomp")
+Observer = Callable[[str, object, float], None]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model cut into tiles, with the VJP of every distinct one. Good for every sequence length that satisfies `traced.guards`."""
+
+    traced: TracedModel
+    stack: ResidualStack
+    joints: tuple[JointGraph | None, ...]
+
+    def splits(self, policy: KeepPolicy) -> tuple[Split | None, ...]:
+        """Each joint graph cut by a policy."""
+        return tuple(None if joint is None else split(joint, policy) for joint in self.joints)
+
+
+def run_capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], observe: Observer | None = None) -> Captured:
+    """Capture a call of a model. Raises CaptureError; the model is left as it was."""
+    note = observe or _observe
+    started = time.perf_counter()
+
+    def done(name: str, result: object) -> None:
+        nonlocal started
+        note(name, result, time.perf_counter() - started)
+        started = time.perf_counter()
+
+    traced = capture(model, args, kwargs)
+    done("capture", traced.graph.graph)
+    stack = shard(traced, trainable(model, traced, args, kwargs))
+    done("timeshard", stack)
+    joints = tuple(differentiate(template) for template in stack.templates)
+    done("differentiate", joints)
+    return Captured(traced, stack, joints)
+
+
+def trainable(model: torch.nn.Module, traced: TracedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trainable:
+    """Which parameters and inputs want a gradient in this call."""
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    paths = [entry.path for entry, tensor in zip(traced.inputs, tensors, strict=True) if tensor.requires_grad]
+    return Trainable(frozenset(n for n, p in model.named_parameters() if p.requires_grad), frozenset(paths))
+
+
+def _observe(name: str, result: object, seconds: float) -> None:
+    log.info("%s took %.2f s", name, seconds)
+    if os.environ.get("ADJCOMP_DEBUG"):
+        log.warning("after %s:\n%s", name, result)

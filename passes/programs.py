@@ -1,0 +1,253 @@
+"""From an FX graph to a Program at one chunk length: sizes become numbers, slots get their last use, gradients go to accumulators."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot, TilePrograms, Work
+from adjcomp.ir.stack import InputKind, OutputKind, Template
+from adjcomp.passes.aliasing import is_alias, storage_root
+from adjcomp.passes.joint import Split
+from adjcomp.passes.liveness import workspace
+from adjcomp.passes.sizes import number_of_bytes, shape_at, size_at
+from adjcomp.passes.work import work_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Target:
+    """At which chunk length, and over which symbol, a graph is lowered."""
+
+    time: Any
+    length: int
+
+
+def tile_programs(template: Template, split: Split | None, length: int) -> TilePrograms:
+    """All programs of a template at one chunk length."""
+    at = Target(template.time, length)
+    forward = _Lowering(template.graph.graph, at, "forward").results_owned().build()
+    if split is None:
+        return TilePrograms(forward, None, None, 0, (), (), (), ())
+    keeping = _Lowering(split.forward, at, "forward, keeping").results_owned().build()
+    results = list(next(n for n in split.forward.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+    saved = results[len(template.outputs) :]
+    return TilePrograms(
+        forward=forward,
+        keeping=keeping,
+        vjp=_vjp(split, at),
+        saved_bytes=sum(_storage_bytes(n, at) for n in saved),
+        reads=split.reads,
+        reads_outputs=split.reads_outputs,
+        cotangents=split.joint.cotangents,
+        gradients=split.joint.gradients,
+    )
+
+
+def _storage_bytes(node: fx.Node, at: Target) -> int:
+    return number_of_bytes(node.meta["val"], at.time, at.length)
+
+
+def _vjp(split: Split, at: Target) -> Program:
+    template = split.joint.template
+    lowering = _Lowering(split.backward, at, "vjp")
+    placeholders = [n for n in split.backward.nodes if n.op == "placeholder"]
+    first_saved = len(split.reads) + len(split.reads_outputs)
+    first_cotangent = first_saved + split.saved
+    streams = [
+        p
+        for p, i in zip(placeholders[first_cotangent:], split.joint.cotangents, strict=True)
+        if template.outputs[i].kind is OutputKind.STREAM
+    ]
+    lowering.owned = {*placeholders[first_saved:first_cotangent], *streams}
+    grads = list(next(n for n in split.backward.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+    results: list[fx.Node] = []
+    for number, (node, index) in enumerate(zip(grads, split.joint.gradients, strict=True)):
+        if template.inputs[index].kind in (InputKind.STREAM, InputKind.CARRY):
+            results.append(node)
+        else:
+            lowering.accumulate.setdefault(node, []).append(number)
+    lowering.results = results
+    return lowering.results_owned().build()
+
+
+class _Lowering:
+    """One graph on its way to a Program."""
+
+    def __init__(self, graph: fx.Graph, at: Target, name: str) -> None:
+        self.at = at
+        self.name = f"{name} of {at.length} steps"
+        self.nodes = list(graph.nodes)
+        self.results: list[fx.Node] = list(self.nodes[-1].args[0])
+        self.owned: set[fx.Node] = set()
+        self.accumulate: dict[fx.Node, list[int]] = {}
+        self.copied: dict[fx.Node, Slot] = {}
+        self.memo: dict[fx.Node, Any] = {}
+        self.steps: list[Instruction] = []
+        self.values: list[Any] = []  # fake value by slot number
+        self.copy_results = False
+
+    def results_owned(self) -> _Lowering:
+        """Results become dense tensors with storage of their own, so that a value's bytes are what its shape says."""
+        self.copy_results = True
+        return self
+
+    def build(self) -> Program:
+        """Emit the instructions, then find last uses and the peak."""
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.memo[node] = self._slot(node.meta["val"])
+        inputs = tuple(self.memo[n] for n in self.nodes if n.op == "placeholder")
+        for node in self.nodes:
+            if node.op == "call_function":
+                self._emit(node)
+            for number in self.accumulate.get(node, ()):
+                self._accumulate(node, number)
+        outputs = tuple(self._result(n) for n in self.results)
+        owned = frozenset(self.memo[n] for n in self.owned)
+        steps = _with_frees(self.steps, inputs, owned, outputs)
+        sizes = _SlotSizes(self.values, self.at)
+        return Program(self.name, inputs, owned, steps, outputs, workspace(steps, inputs, owned, sizes.bytes_of), work_of(steps, sizes))
+
+    def _slot(self, value: Any) -> Slot:
+        self.values.append(value)
+        return Slot(len(self.values) - 1)
+
+    def _emit(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node in self.memo:
+            return
+        if not isinstance(value, torch.Tensor | tuple | list):
+            self.memo[node] = size_at(value, self.at.time, self.at.length) if isinstance(value, int | torch.SymInt) else value
+            return
+        if self._becomes_product(node) or (node.target is aten.t.default and node.args[0] not in self.memo):
+            return
+        args, kwargs = self._arguments(node)
+        result = self._slot(value)
+        self.memo[node] = result
+        self.steps.append(Compute(node.target, args, kwargs, result, allocates=not is_alias(node) and node.target is not operator.getitem))  # type: ignore[arg-type]
+        for user in node.users:  # the parts of a result right away, so that nobody holds the unused ones
+            if user.target is operator.getitem:
+                self._emit(user)
+
+    def _arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def look(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                return self.memo[argument]
+            if isinstance(argument, torch.SymInt):
+                return size_at(argument, self.at.time, self.at.length)
+            if isinstance(argument, list | tuple):
+                return type(argument)(look(a) for a in argument)
+            return argument
+
+        return tuple(look(a) for a in node.args), {k: look(v) for k, v in node.kwargs.items()}
+
+    def _becomes_product(self, node: fx.Node) -> bool:
+        """A matrix product that only feeds an accumulator is added in place instead."""
+        if node.target is not aten.mm.default or node.meta["val"].dtype not in (torch.float32, torch.float64):
+            return False
+        if node in self.accumulate:
+            return self._sole(node)
+        if len(node.users) == 1:
+            user = next(iter(node.users))
+            return user.target is aten.t.default and self._sole(user)
+        return False
+
+    def _sole(self, node: fx.Node) -> bool:
+        return len(self.accumulate.get(node, ())) == 1 and all(user.op == "output" for user in node.users)
+
+    def _accumulate(self, node: fx.Node, number: int) -> None:
+        product = node.args[0] if node.target is aten.t.default else node
+        if isinstance(product, fx.Node) and product.target is aten.mm.default and product not in self.memo:
+            left, right = product.args
+            self.steps.append(AccumulateProduct(number, self.memo[left], self.memo[right], product is not node))  # type: ignore[index]
+        else:
+            self.steps.append(Accumulate(number, self.memo[node]))
+
+    def _result(self, node: fx.Node) -> Slot:
+        slot: Slot = self.memo[node]
+        value = node.meta["val"]
+        root = storage_root(node)
+        dense = _is_dense(value, self.at) and (root.op != "placeholder" or self._may_alias(root))
+        if not self.copy_results or (dense and (root is node or _same_bytes(root, node, self.at))):
+            return slot
+        if node not in self.copied:
+            copy = self._slot(value)
+            self.steps.append(Compute(aten.clone.default, (slot,), {"memory_format": torch.contiguous_format}, copy, allocates=True))
+            self.copied[node] = copy
+        return self.copied[node]
+
+    def _may_alias(self, root: fx.Node) -> bool:
+        return root in self.owned
+
+
+def _same_bytes(root: fx.Node, node: fx.Node, at: Target) -> bool:
+    return isinstance(root.meta["val"], torch.Tensor) and _storage_bytes(root, at) == _storage_bytes(node, at)
+
+
+def _is_dense(value: torch.Tensor, at: Target) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape_at(value, at.time, at.length)), reversed(value.stride()), strict=True):
+        if size != 1 and size_at(stride, at.time, at.length) != expected:
+            return False
+        expected *= size
+    return True
+
+
+@dataclass(frozen=True)
+class _SlotSizes:
+    """Fake values of slots at the target's length."""
+
+    values: list[Any]
+    at: Target
+
+    def bytes_of(self, slot: Slot) -> list[int]:
+        """Bytes of each tensor in a slot."""
+        value = self.values[slot.number]
+        tensors = [value] if isinstance(value, torch.Tensor) else [v for v in value if v is not None]
+        return [number_of_bytes(v, self.at.time, self.at.length) for v in tensors]
+
+    def shapes_of(self, slot: Slot) -> list[tuple[int, ...]]:
+        """Shape of each tensor in a slot."""
+        value = self.values[slot.number]
+        tensors = [value] if isinstance(value, torch.Tensor) else [v for v in value if v is not None]
+        return [shape_at(v, self.at.time, self.at.length) for v in tensors]
+
+
+def slots_in(argument: Any) -> list[Slot]:
+    """Every slot among the arguments of an instruction."""
+    if isinstance(argument, Slot):
+        return [argument]
+    if isinstance(argument, tuple | list):
+        return [slot for item in argument for slot in slots_in(item)]
+    if isinstance(argument, dict):
+        return slots_in(list(argument.values()))
+    return []
+
+
+def reads_of(step: Instruction) -> list[Slot]:
+    """Slots that an instruction reads."""
+    match step:
+        case Compute():
+            return slots_in(step.args) + slots_in(step.kwargs)
+        case Accumulate():
+            return [step.value]
+        case AccumulateProduct():
+            return [step.left, step.right]
+
+
+def _with_frees(steps: list[Instruction], inputs: tuple[Slot, ...], owned: frozenset[Slot], outputs: tuple[Slot, ...]) -> tuple[Instruction, ...]:
+    """Free every slot after its last use; inputs that the program does not own and outputs stay."""
+    kept = (set(inputs) - owned) | set(outputs)
+    done: list[Instruction] = []
+    for step in reversed(steps):
+        touched = dict.fromkeys([*reads_of(step), *([step.result] if isinstance(step, Compute) else [])])
+        frees = tuple(slot for slot in touched if slot not in kept)
+        kept.update(frees)
+        done.append(replace(step, frees=frees))
+    return tuple(reversed(done))

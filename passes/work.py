@@ -1,0 +1,87 @@
+"""How much a program computes: the terms of the analytic cost model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Slot, Work
+
+if TYPE_CHECKING:
+    from adjcomp.passes.programs import _SlotSizes
+
+aten = torch.ops.aten
+_ops = torch.ops.adjcomp
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+_RECURRENCES = {_ops.linear_scan.default, _ops.dense_scan.default, _ops.selective_scan.default, _ops.ssd.default, _ops.gated_delta_rule.default}
+_RECURRENCE_VJPS = {
+    _ops.linear_scan_vjp.default,
+    _ops.dense_scan_vjp.default,
+    _ops.selective_scan_vjp.default,
+    _ops.ssd_vjp.default,
+    _ops.gated_delta_rule_vjp.default,
+}
+_LOSS_PRODUCTS = {_ops.linear_cross_entropy.default: (0, 1), _ops.linear_cross_entropy_vjp.default: (1, 3)}
+VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
+
+
+def work_of(steps: Sequence[Instruction], sizes: _SlotSizes) -> Work:
+    """Sum over the instructions."""
+    flops = updates = moved = kernels = 0
+    for step in steps:
+        match step:
+            case AccumulateProduct():
+                flops += _product_flops(sizes, step.left, step.right)
+                moved += _moved(sizes, [step.left, step.right])
+                kernels += 1
+            case Accumulate():
+                moved += 3 * _moved(sizes, [step.value])
+                kernels += 1
+            case Compute() if step.allocates:
+                flops += _flops(step, sizes)
+                updates += _updates(step, sizes)
+                moved += _moved(sizes, [*_slots(step.args), step.result])
+                kernels += 1
+    return Work(flops, updates, moved, kernels)
+
+
+def _slots(argument: object) -> list[Slot]:
+    if isinstance(argument, Slot):
+        return [argument]
+    return [s for a in argument for s in _slots(a)] if isinstance(argument, tuple | list) else []
+
+
+def _moved(sizes: _SlotSizes, slots: list[Slot]) -> int:
+    return sum(sum(sizes.bytes_of(slot)) for slot in slots)
+
+
+def _product_flops(sizes: _SlotSizes, left: Slot, right: Slot) -> int:
+    a, b = sizes.shapes_of(left)[0], sizes.shapes_of(right)[0]
+    return 2 * math.prod(a) * b[-1]
+
+
+def _flops(step: Compute, sizes: _SlotSizes) -> int:
+    if step.target in _PRODUCTS:
+        first = _PRODUCTS[step.target]
+        return _product_flops(sizes, step.args[first], step.args[first + 1])
+    if step.target in _LOSS_PRODUCTS:
+        first, passes = _LOSS_PRODUCTS[step.target]
+        x, weight = sizes.shapes_of(step.args[first])[0], sizes.shapes_of(step.args[first + 1])[0]
+        return passes * 2 * math.prod(x) * weight[0]
+    return 0
+
+
+def _updates(step: Compute, sizes: _SlotSizes) -> int:
+    """Steps · state elements of a recurrence."""
+    if step.target in _RECURRENCES:
+        outputs = sizes.shapes_of(step.result)
+        return outputs[0][1] * math.prod(outputs[1])
+    if step.target in _RECURRENCE_VJPS:
+        cotangent = next(s for s in step.args if isinstance(s, Slot))
+        state = sizes.shapes_of(step.args[1] if isinstance(step.args[1], Slot) else cotangent)[0]
+        return VJP_UPDATES * sizes.shapes_of(cotangent)[0][1] * math.prod(state)
+    return 0
+

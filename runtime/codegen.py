@@ -1,0 +1,79 @@
+"""From a Program to a Python function: no interpretation on the hot path, every name deleted at its last use.
+
+The function takes `(inputs, gradients, tracker)`: a list of tensors, which it empties, so that an owned input is freed as soon as it was
+used; the accumulators by number; and what counts storages. It returns the outputs as a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot
+from adjcomp.runtime.memory import StorageTracker
+
+Compiled = Callable[[list[torch.Tensor], list[torch.Tensor | None], StorageTracker], tuple[Any, ...]]
+
+
+def compile_program(program: Program) -> Compiled:
+    """Generate and compile the function of a program."""
+    constants: dict[str, Any] = {}
+    lines = ["def run(inputs, gradients, tracker):", "    track = tracker.track", "    track_all = tracker.track_all"]
+    if program.inputs:
+        lines.append(f"    {', '.join(map(repr, program.inputs))}, = inputs")
+    lines.append("    inputs.clear()")
+    unread = [slot for slot in program.inputs if slot in program.owned and not any(slot in step.frees for step in program.instructions)]
+    if unread:
+        lines.append(f"    del {', '.join(map(repr, unread))}")
+    for step in program.instructions:
+        lines.extend(f"    {line}" for line in _lines(step, constants))
+    lines.append(f"    return ({''.join(f'{slot!r}, ' for slot in program.outputs)})")
+    namespace: dict[str, Any] = dict(constants)
+    exec(compile("\n".join(lines), f"<{program.name}>", "exec"), namespace)  # noqa: S102 - the source is generated above
+    run: Compiled = namespace["run"]
+    return run
+
+
+def _lines(step: Instruction, constants: dict[str, Any]) -> list[str]:
+    match step:
+        case Compute():
+            args = [_expression(a, constants) for a in step.args] + [f"{k}={_expression(v, constants)}" for k, v in step.kwargs.items()]
+            made = [f"{step.result!r} = {_constant(step.target, constants)}({', '.join(args)})"]
+            if step.allocates:
+                several = _returns_several(step.target)
+                made.append(f"track_all({step.result!r})" if several else f"track({step.result!r})")
+        case Accumulate():
+            made = [f"gradients[{step.index}].add_({step.value!r})"]
+        case AccumulateProduct():
+            into = f"gradients[{step.index}]{'.t()' if step.transposed else ''}"
+            made = [f"{into}.addmm_({step.left!r}, {step.right!r})"]
+    if step.frees:
+        made.append(f"del {', '.join(map(repr, step.frees))}")
+    return made
+
+
+def _returns_several(target: Any) -> bool:
+    return len(target._schema.returns) != 1 or str(target._schema.returns[0].type) == "List[Tensor]"
+
+
+def _expression(argument: Any, constants: dict[str, Any]) -> str:
+    if isinstance(argument, Slot):
+        return repr(argument)
+    if isinstance(argument, list):
+        return f"[{', '.join(_expression(a, constants) for a in argument)}]"
+    if isinstance(argument, tuple):
+        return f"({''.join(f'{_expression(a, constants)}, ' for a in argument)})"
+    if argument is None or isinstance(argument, bool | int | str):
+        return repr(argument)
+    return _constant(argument, constants)
+
+
+def _constant(value: Any, constants: dict[str, Any]) -> str:
+    for name, known in constants.items():
+        if known is value:
+            return name
+    name = f"c{len(constants)}"
+    constants[name] = value
+    return name
