@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack
+from adjcomp.ir.stack import InputKind, ResidualStack
 from adjcomp.passes.cost import Outside
 from adjcomp.passes.joint import Split
 from adjcomp.runtime.executor import accumulation_dtype
@@ -57,10 +57,16 @@ class Held:
         return {
             "parameters": distinct_bytes(self.parameters.values()),
             "buffers": distinct_bytes(self.buffers.values()),
-            "inputs": distinct_bytes(self.inputs),
+            "inputs": input_bytes(self.inputs),
             "accumulated gradients": distinct_bytes(grads),
             "optimizer": self.optimizer_bytes,
         }
+
+
+def input_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the elements that the call passes; the same tensor twice counts once, the rest of a larger buffer does not."""
+    found = {(t.data_ptr() or id(t), t.dtype, tuple(t.shape)): t.numel() * t.element_size() for t in tensors}
+    return sum(found.values())
 
 
 def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: Held, side_bytes: int, seq_len: int) -> Outside:
@@ -111,4 +117,4 @@ def _is_cast(held: Held, wanted: tuple[str, ...], name: str) -> bool:
     return name in wanted and accumulation_dtype(held.parameters[name].dtype) is not held.parameters[name].dtype
 
 
-__all__ = ["Held", "OutputKind", "check_budget", "device_bytes", "free_bytes", "outside_costs"]
+__all__ = ["Held", "check_budget", "device_bytes", "free_bytes", "input_bytes", "outside_costs"]

@@ -68,9 +68,9 @@ def example_call(
     ids = torch.zeros(batch_size, seq_len, dtype=torch.int64, device=device)
     names = list(inspect.signature(model.forward).parameters)
     if "input_ids" in names:
-        return (), {"input_ids": ids, **({"labels": ids} if "labels" in names else {})}
+        return (), {"input_ids": ids, **({"labels": ids.clone()} if "labels" in names else {})}
     if "labels" in names:
-        return (ids, ids), {}
+        return (ids, ids.clone()), {}
     return (ids,), {}
 
 

@@ -69,7 +69,7 @@ class Session:
         made = GradInterpreter(captured.stack.prologue).run(*placeholders)
         sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
         held = self._held(tensors)
-        executable = self._executable(captured, call, held, distinct_bytes([*tensors, *sides]) - distinct_bytes(tensors))
+        executable = self._executable(captured, call, held, _made_bytes(sides, tensors))
         results = self._step(executable, state, tensors, sides, initial, held)
         outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
         return _assemble(captured, outputs)
@@ -139,8 +139,7 @@ class Session:
         held: Held,
     ) -> tuple[torch.Tensor, ...]:
         tracker = StorageTracker(sum(held.resident_bytes().values()))
-        known = {t.untyped_storage().data_ptr() for t in tensors}
-        tracker.track_all(s for s in sides if s.untyped_storage().data_ptr() not in known)
+        tracker.track_all(_made(sides, tensors))
         seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
         step = Step(executable, StepInputs(dict(state), sides, initial, seed), tracker)
         names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
@@ -172,6 +171,21 @@ class Session:
             measured_peak_bytes=step.tracker.peak_bytes,
             seconds=seconds,
         )
+
+
+def _made(sides: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """The sides with storage of their own, each storage once."""
+    known = {t.untyped_storage().data_ptr() for t in tensors}
+    found: dict[int, torch.Tensor] = {}
+    for side in sides:
+        pointer = side.untyped_storage().data_ptr()
+        if pointer not in known:
+            found.setdefault(pointer, side)
+    return list(found.values())
+
+
+def _made_bytes(sides: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> int:
+    return distinct_bytes(_made(sides, tensors))
 
 
 def _used(executable: Executable) -> frozenset[str]:

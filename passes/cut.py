@@ -1,6 +1,6 @@
 """Find the residual stack in a traced graph, by dataflow alone.
 
-The activations (values that depend both on time and on a parameter or the main input) form a DAG from the stem to the loss. A node that
+The activations (values that depend both on the sequence and on a parameter or the main input) form a DAG from the stem to the loss. A node that
 every path passes is a place where the model can be cut: a dominator of the end. Of those, the borders are the ones at which a
 layer starts or ends: a segment with a recurrence in it, or one that forks and multiplies by a weight (a residual block).
 """
@@ -71,8 +71,9 @@ def find_cut(graph: fx.Graph, times: dict[fx.Node, NodeTime], weights: Iterable[
     Raises CaptureError where an activation mixes time in a way no tile can, or where no layer is found.
     """
     weighted = _dependents(graph, set(weights))
-    late = _late_nodes(graph, times, weighted)
-    activations = {n for n in weighted - late if _timed(n, times)}
+    varying = _dependents(graph, {n for n in graph.nodes if n.op == "placeholder" and _timed(n, times)})
+    late = _late_nodes(graph, times, weighted & varying)
+    activations = {n for n in (weighted & varying) - late if _timed(n, times)}
     flow = _activation_flow(graph, activations)
     cuts = _dominator_chain(flow, times)
     borders = _borders(flow, cuts)

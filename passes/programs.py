@@ -207,16 +207,16 @@ class _SlotSizes:
     at: Target
 
     def bytes_of(self, slot: Slot) -> list[int]:
-        """Bytes of each tensor in a slot."""
+        """Bytes of each tensor in a slot; 0 for a result that does not exist."""
         value = self.values[slot.number]
-        tensors = [value] if isinstance(value, torch.Tensor) else [v for v in value if v is not None]
-        return [number_of_bytes(v, self.at.time, self.at.length) for v in tensors]
+        tensors = [value] if isinstance(value, torch.Tensor) else value
+        return [0 if v is None else number_of_bytes(v, self.at.time, self.at.length) for v in tensors]
 
     def shapes_of(self, slot: Slot) -> list[tuple[int, ...]]:
-        """Shape of each tensor in a slot."""
+        """Shape of each tensor in a slot; () for a result that does not exist."""
         value = self.values[slot.number]
-        tensors = [value] if isinstance(value, torch.Tensor) else [v for v in value if v is not None]
-        return [shape_at(v, self.at.time, self.at.length) for v in tensors]
+        tensors = [value] if isinstance(value, torch.Tensor) else value
+        return [() if v is None else shape_at(v, self.at.time, self.at.length) for v in tensors]
 
 
 def slots_in(argument: Any) -> list[Slot]:
