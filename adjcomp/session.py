@@ -70,8 +70,10 @@ class Session:
         sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
         held = self._held(tensors)
         executable = self._executable(captured, call, held, _made_bytes(sides, tensors))
-        results = self._step(executable, state, tensors, sides, initial, held)
+        watched = {**state, **{entry.path: t for entry, t in zip(call.inputs, tensors, strict=True)}}
+        results = self._step(executable, state, watched, tensors, sides, initial, held)
         outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
+        _update(captured, watched, outputs)
         return _assemble(captured, outputs)
 
     def wants_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -133,6 +135,7 @@ class Session:
         self,
         executable: Executable,
         state: Mapping[str, torch.Tensor],
+        watched: Mapping[str, torch.Tensor],
         tensors: tuple[torch.Tensor, ...],
         sides: tuple[torch.Tensor, ...],
         initial: tuple[torch.Tensor, ...],
@@ -146,8 +149,8 @@ class Session:
         wanted_sides = [i for i, s in enumerate(sides) if s.requires_grad]
         wanted_initial = [i for i, s in enumerate(initial) if s.requires_grad]
         leaves = [*(state[n] for n in names), *(sides[i] for i in wanted_sides), *(initial[i] for i in wanted_initial)]
-        versions = {name: (t, t._version) for name, t in state.items() if name in _used(executable)}
-        versions.update({f"input {i}": (t, t._version) for i, t in enumerate(tensors)})
+        read = _used(executable) | (watched.keys() - state.keys())
+        versions = {name: (t, t._version) for name, t in watched.items() if name in read and name not in executable.stack.updates}
         started = time.perf_counter()
         call = Call(step, names, wanted_sides, wanted_initial, versions, lambda s: self._measured(s, forward_seconds))
         results: tuple[torch.Tensor, ...] = Bridge.apply(call, *leaves)
@@ -228,6 +231,14 @@ def _side_bytes(captured: Captured, index: int, seq_len: int) -> int:
     results = next(n for n in captured.stack.prologue.graph.nodes if n.op == "output").args[0]
     node = results[index]
     return 0 if node.op == "placeholder" else number_of_bytes(node.meta["val"], captured.traced.time, seq_len)
+
+
+def _update(captured: Captured, watched: Mapping[str, torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> None:
+    """Give the buffers and inputs that the model changes in forward their new values, once a forward."""
+    updates = captured.stack.updates
+    with torch.no_grad():
+        for name, value in zip(updates, outputs[len(outputs) - len(updates) :], strict=True):
+            watched[name].copy_(value)
 
 
 def _assemble(captured: Captured, outputs: tuple[torch.Tensor, ...]) -> Any:

@@ -78,6 +78,8 @@ class TileGraph:
             return InputKind.STREAM
         if node.op == "placeholder":
             return InputKind.PARAMETER if node.name in self.state_inputs else InputKind.SIDE
+        if node.op == "get_attr":
+            return InputKind.SIDE
         if not is_size(node) and node not in self.cut.weighted and self.times[node].locality is Locality.GLOBAL:
             return InputKind.SIDE
         return None

@@ -191,6 +191,18 @@ def _reduce(context: TimeContext, node: fx.Node) -> Layouts:
     return (_moved(layout, layout.dim - (0 if kept else sum(d < layout.dim for d in dims))),) * count
 
 
+def _scatter(context: TimeContext, node: fx.Node) -> TimeLayout | None:
+    """slice_scatter, select_scatter: a part of a value replaced."""
+    layout, part = context.layout(node.args[0]), context.layout(node.args[1])
+    dim = int(argument(node, "dim")) % len(shape_of(node))
+    if layout is None or layout.dim == dim:
+        raise NotLocalError("it writes to a part of the sequence")
+    removed = node.target is aten.select_scatter.default and dim < layout.dim
+    if part != _moved(layout, layout.dim - removed):
+        raise NotLocalError("it writes a value with another time axis")
+    return layout
+
+
 def _split(context: TimeContext, node: fx.Node) -> Layouts:
     layout = context.layout(node.args[0])
     if layout is not None and layout.dim == int(argument(node, "dim")) % len(shape_of(node.args[0])):
@@ -314,6 +326,7 @@ RULES: dict[Any, Rule] = {
     **_packets(_along("dims"), "flip", "roll"),
     **_packets(_reduce, "sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "prod", "any", "all"),
     **_packets(_reduce, "linalg_vector_norm", "argmax", "argmin", "norm", "count_nonzero"),
+    **_packets(_scatter, "slice_scatter", "select_scatter"),
     **_packets(_split, "split", "split_with_sizes", "unbind"),
     **_packets(_cat, "cat"),
     **_packets(_stack, "stack"),

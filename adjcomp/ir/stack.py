@@ -134,7 +134,8 @@ class ResidualStack:
 
     layers: stem first, head last. prologue: graph from the model's parameters, buffers and inputs to (sides…, initial states…).
     epilogue: graph from the same, followed by (sums…, outs…, final states…), to the model's output tensors; outputs that stand for a
-    dropped value (logits beside a loss) are listed in `dropped_outputs`.
+    dropped value (logits beside a loss) are listed in `dropped_outputs`. Its last outputs are new values of the buffers and inputs that the
+    model changes in forward, named in `updates`.
     """
 
     layers: tuple[Layer, ...]
@@ -147,4 +148,5 @@ class ResidualStack:
     initial_count: int
     final_count: int
     dropped_outputs: frozenset[int]
+    updates: tuple[str, ...]
     placeholder_names: tuple[str, ...]  # parameters, buffers, inputs: the placeholders of prologue and epilogue
