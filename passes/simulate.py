@@ -1,4 +1,4 @@
-"""What a plan's actions would do to memory and time: bytes at every action, by device and kind."""
+"""What a plan's actions would do to memory and time: peak bytes by device and kind, and seconds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Totals:
 
 def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Action]) -> Totals:
     """Peak bytes per device and seconds of `actions` run one after the other."""
+    known = _Known(costs)
     peaks, kinds = {}, {}
     for device, share in enumerate(shares):
-        peaks[share.name], kinds[share.name] = _device_peak(costs, share, [a for a in actions if a.device == device])
-    return Totals(peaks, kinds, math.fsum([action.seconds(costs) for action in actions]))
+        peaks[share.name], kinds[share.name] = _device_peak(known, share, [a for a in actions if a.device == device])
+    return Totals(peaks, kinds, math.fsum([known.effect(action).seconds for action in actions]))
 
 
 def workspace_bytes(costs: StackCosts, action: Action) -> int:
@@ -50,32 +51,70 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
     raise TypeError(f"no workspace rule for {type(action).__name__}")
 
 
-def _device_peak(costs: StackCosts, share: Share, actions: Sequence[Action]) -> tuple[int, dict[str, int]]:
+@dataclass(frozen=True)
+class _Effect:
+    """What one action adds."""
+
+    made: tuple[tuple[Kind, int], ...]  # kind and bytes of what it writes
+    made_bytes: int
+    workspace: int
+    seconds: float
+
+
+class _Known:
+    """Effects and sizes that were looked up before: those of inner chunks are all alike."""
+
+    def __init__(self, costs: StackCosts) -> None:
+        self.costs = costs
+        self.last = costs.chunk_count - 1
+        self._effects: dict[tuple[object, ...], _Effect] = {}
+        self._sizes: dict[tuple[Kind, int, bool], int] = {}
+
+    def effect(self, action: Action) -> _Effect:
+        """The effect of `action`."""
+        match action:
+            case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
+                key: tuple[object, ...] = (type(action), layer, keep, chunk == self.last)
+            case Adjoint(layer=layer, chunk=chunk):
+                key = (Adjoint, layer, chunk == self.last)
+            case _:
+                key = (action,)
+        found = self._effects.get(key)
+        if found is None:
+            made = tuple((value.kind, value_bytes(self.costs, value)) for value in action.writes(self.costs))
+            size = sum(size for _, size in made)
+            found = _Effect(made, size, workspace_bytes(self.costs, action), action.seconds(self.costs))
+            self._effects[key] = found
+        return found
+
+    def size(self, value: Value) -> int:
+        """Bytes of `value`."""
+        key = (value[0], value[1], value[2] == self.last)
+        found = self._sizes.get(key)
+        if found is None:
+            found = self._sizes[key] = value_bytes(self.costs, value)
+        return found
+
+
+def _device_peak(known: _Known, share: Share, actions: Sequence[Action]) -> tuple[int, dict[str, int]]:
     """Peak bytes of one device and their kinds at the first action that reaches it."""
-    sizes: dict[Value, int] = {}
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
     fixed, held, peak, turned = total(share.resident_bytes), 0, 0, False
     best: tuple[dict[Kind, int], bool, int] = (dict(live), False, 0)
     for action in actions:
         if isinstance(action, Turn):
             turned, fixed = True, fixed + total(share.turn_bytes)
-        made = [(value.kind, _size(costs, value, sizes)) for value in action.writes(costs)]
-        gone = [(value.kind, _size(costs, value, sizes)) for value in action.frees]
-        change = sum(size for _, size in made) - sum(size for _, size in gone)
-        extra = max(workspace_bytes(costs, action), change)
+        effect = known.effect(action)
+        gone = [(value[0], known.size(value)) for value in action.frees]
+        change = effect.made_bytes
+        for _, size in gone:
+            change -= size
+        extra = max(effect.workspace, change)
         if fixed + held + extra > peak:
             peak, best = fixed + held + extra, (dict(live), turned, extra)
-        for kind, size in made:
+        for kind, size in effect.made:
             live[kind] += size
         for kind, size in gone:
             live[kind] -= size
         held += change
     return peak, by_kind(share.resident_bytes, share.turn_bytes if best[1] else {}, best[0], best[2])
-
-
-def _size(costs: StackCosts, value: Value, sizes: dict[Value, int]) -> int:
-    """Bytes of `value`, remembered in `sizes`."""
-    found = sizes.get(value)
-    if found is None:
-        found = sizes[value] = value_bytes(costs, value)
-    return found

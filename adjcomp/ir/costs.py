@@ -56,6 +56,7 @@ class StackCosts:
     resident_bytes: dict[str, int]
     turn_bytes: dict[str, int]
     publish_bytes: tuple[int, ...]
+    keeps: str = "lean"  # what keep[k,c] holds: "lean" (what is dear to make) or "full" (everything the VJP reads)
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

@@ -1,13 +1,16 @@
-"""A lower bound on the time of every choice, from a Lagrangian relaxation.
+"""Lower bounds on the time of every choice, from Lagrangian relaxations.
 
-Two facts hold for each choice that fits the budget B, with D >= 0:
+Let B be the budget. Two facts hold for each choice that fits it, because D >= 0:
  1. the columns before c leave at least base[c], the sum of their smallest D, so column c's option has need <= B - base[c];
- 2. the last column has sum of D over all columns before it + need <= B.
-Keep 1 as it is, and take 2 into the objective with a price mu >= 0 (ticks per byte). What remains falls apart into columns:
+ 2. row c: sum of D over the columns before c + need of column c <= B.
+Keep 1 as it is, and take the rows into the objective with prices mu[c] >= 0 (ticks per byte). What remains falls apart into
+columns:
 
-    bound(mu) = sum over c < C-1 of min {t + mu D : need <= B - base[c]}  +  min {t + mu need : …}  -  mu B.
+    bound(mu) = sum over c of min {t + mu[c] need + M[c] D : need <= B - base[c]}  -  B sum of mu,    M[c] = sum of mu[c'] over
+    c' > c.
 
-Every bound(mu) is a lower bound; bound is concave in mu, and the largest value is found by bisection on its slope.
+Every bound(mu) is a lower bound, whoever proposes mu. `single_row` prices the last row alone, by bisection on the slope of a
+concave function; `passes.schedule.relaxation` proposes prices for all rows.
 """
 
 from __future__ import annotations
@@ -19,34 +22,73 @@ import numpy.typing as npt
 
 from adjcomp.passes.schedule.instance import Instance, Menu
 
+Floats = npt.NDArray[np.float64]
 ROUNDS = 80  # bisections of the price; each halves the interval
+BLOCK = 256  # columns evaluated at once
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound in ticks, and the price (ticks per byte) that proves it."""
+    """A lower bound in ticks, and the prices that prove it."""
 
     ticks: float
-    price: float
+    prices: Floats  # mu, ticks per byte, shape (C,)
+
+    @property
+    def left_prices(self) -> Floats:
+        """M, the price of a byte left behind by each column; shape (C,)."""
+        return np.concatenate((np.cumsum(self.prices[::-1])[::-1][1:], [0.0]))
 
 
-class Relaxation:
-    """The relaxed problem of one instance and budget, ready to be evaluated at any price."""
+def rooms(instance: Instance, budget: int) -> npt.NDArray[np.int64]:
+    """B - base[c]: what column c may need at most; shape (C,)."""
+    floors = [int(menu.left.min()) for menu in instance.bound_menus]
+    before = np.array([floors[kind] for kind in instance.kinds()[:-1]], np.int64)
+    return budget - np.concatenate((np.zeros(1, np.int64), np.cumsum(before)))
+
+
+def worth(menu: Menu, price: Floats, left_price: Floats) -> Floats:
+    """t + mu need + M D of each option at each column; shape (columns, options)."""
+    return np.asarray(menu.ticks + np.multiply.outer(price, menu.need) + np.multiply.outer(left_price, menu.left))
+
+
+def evaluate(instance: Instance, budget: int, prices: Floats) -> Bound:
+    """bound(mu) at `prices`."""
+    bound = Bound(0.0, prices)
+    kinds, room, left = np.array(instance.kinds()), rooms(instance, budget), bound.left_prices
+    best = np.empty(len(kinds))
+    for kind in sorted(set(kinds.tolist())):
+        menu, columns = instance.bound_menus[kind], np.flatnonzero(kinds == kind)
+        for block in np.array_split(columns, -(-len(columns) // BLOCK)):
+            table = worth(menu, prices[block], left[block])
+            table[menu.need > room[block][:, None]] = np.inf
+            best[block] = table.min(axis=1)
+    return Bound(float(best.sum()) - budget * float(prices.sum()), prices)
+
+
+def lower_bound(instance: Instance, budget: int) -> Bound | None:
+    """The best bound that prices the last row alone; None when it proves that no choice fits `budget`."""
+    row = _LastRow(instance, budget)
+    if not row.feasible:
+        return None
+    ticks, price = _maximise(row)
+    return Bound(ticks, np.append(np.zeros(instance.costs.chunk_count - 1), price))
+
+
+class _LastRow:
+    """The relaxation that prices the last row alone, ready to be evaluated at any price."""
 
     def __init__(self, instance: Instance, budget: int) -> None:
         self.budget = budget
-        kinds = instance.kinds()
-        menus = instance.bound_menus
-        floors = [int(menus[kind].left.min()) for kind in kinds]
-        base = np.concatenate(([0], np.cumsum(np.array(floors[:-1], np.int64))))
-        self.last = menus[kinds[-1]]
-        self.last_fits = self.last.need <= budget - base[-1]
+        kinds, room = instance.kinds(), rooms(instance, budget)
+        self.last = instance.bound_menus[kinds[-1]]
+        self.last_fits = self.last.need <= room[-1]
         self.groups: list[tuple[Menu, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
         for kind in sorted(set(kinds[:-1])):
-            menu = menus[kind]
-            rooms = budget - base[:-1][[k == kind for k in kinds[:-1]]]
+            menu = instance.bound_menus[kind]
             order = np.argsort(menu.need, kind="stable")
-            counts, times = np.unique(np.searchsorted(menu.need[order], rooms, side="right"), return_counts=True)
+            fitting = np.searchsorted(menu.need[order], room[:-1][[k == kind for k in kinds[:-1]]], side="right")
+            counts, times = np.unique(fitting, return_counts=True)
             self.groups.append((menu, order, counts, times))
 
     @property
@@ -55,38 +97,31 @@ class Relaxation:
         return bool(self.last_fits.any()) and all(counts.min() > 0 for _, _, counts, _ in self.groups)
 
     def at(self, price: float) -> tuple[float, float]:
-        """(bound, slope) at `price`: ticks, and bytes over the budget of the relaxed choice."""
-        worth = self.last.ticks[self.last_fits] + price * self.last.need[self.last_fits]
-        best = int(np.argmin(worth))
-        bound, used = float(worth[best]) - price * self.budget, int(self.last.need[self.last_fits][best])
+        """(bound, slope) at `price`: ticks, and bytes by which the relaxed choice exceeds the budget."""
+        values = self.last.ticks[self.last_fits] + price * self.last.need[self.last_fits]
+        best = int(np.argmin(values))
+        bound, used = float(values[best]) - price * self.budget, int(self.last.need[self.last_fits][best])
         for menu, order, counts, times in self.groups:
-            prices = (menu.ticks + price * menu.left)[order]
-            lowest = np.minimum.accumulate(prices)
-            first = np.maximum.accumulate(np.where(prices <= lowest, np.arange(len(prices)), 0))
-            chosen = order[first[counts - 1]]
+            values = (menu.ticks + price * menu.left)[order]
+            # The best option among the first n in order of need, for every n: where the running minimum was last lowered.
+            lowered = np.where(values <= np.minimum.accumulate(values), np.arange(len(values)), 0)
+            chosen = order[np.maximum.accumulate(lowered)[counts - 1]]
             bound += float(np.dot(times, (menu.ticks + price * menu.left)[chosen]))
             used += int(np.dot(times, menu.left[chosen]))
         return bound, float(used - self.budget)
 
 
-def lower_bound(instance: Instance, budget: int) -> Bound | None:
-    """The best bound of the relaxation; None when it proves that no choice fits `budget`."""
-    relaxation = Relaxation(instance, budget)
-    if not relaxation.feasible:
-        return None
-    best, slope = relaxation.at(0.0)
+def _maximise(row: _LastRow) -> tuple[float, float]:
+    """The largest bound over prices, and its price."""
+    best, slope = row.at(0.0)
+    price, low, high = 0.0, 0.0, 1e-9
     if slope <= 0:
-        return Bound(best, 0.0)
-    low, high = 0.0, 1.0
-    while relaxation.at(high)[1] > 0:
-        low, high = high, high * 4
-        if high > 1e30:
-            return None
-    price = high
-    best = max(best, relaxation.at(high)[0])
+        return best, price
+    while row.at(high)[1] > 0:
+        low, high = high, high * 16
     for _ in range(ROUNDS):
-        middle = (low + high) / 2 if low > 0 else high / 16
-        value, slope = relaxation.at(middle)
+        middle = (low + high) / 2
+        value, slope = row.at(middle)
         if value > best:
             best, price = value, middle
         if slope > 0:
@@ -95,4 +130,4 @@ def lower_bound(instance: Instance, budget: int) -> Bound | None:
             high = middle
         if high - low <= 1e-9 * high:
             break
-    return Bound(best, price)
+    return best, price

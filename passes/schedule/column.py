@@ -59,8 +59,8 @@ def column_of(costs: StackCosts, chunk: int) -> Column:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of one column, none of them worse than another in all three numbers. All arrays have shape (options,)."""
+class OptionTable:
+    """OptionTable of one column. All arrays have shape (options,)."""
 
     left: Ints  # D, bytes
     forward_peak: Ints  # F, bytes
@@ -85,9 +85,9 @@ class Options:
             state = int(parent[state])
         return ColumnMode(held, frozenset(again))
 
-    def select(self, keep: Ints | Bools) -> Options:
+    def select(self, keep: Ints | Bools) -> OptionTable:
         """The options at `keep`, in its order."""
-        return Options(
+        return OptionTable(
             left=self.left[keep],
             forward_peak=self.forward_peak[keep],
             backward_peak=self.backward_peak[keep],
@@ -123,8 +123,8 @@ class _States:
         return _States(self.output_kept[index], self.live[index], self.ticks[index], self.up[index], self.down[index])
 
 
-def column_options(column: Column, tick: float, *, optimistic: bool = False, limit: int = STATE_LIMIT) -> Options:
-    """All options of `column` that no other dominates; times are rounded to multiples of `tick` seconds.
+def column_options(column: Column, tick: float, *, optimistic: bool = False, limit: int = STATE_LIMIT) -> OptionTable:
+    """The options of `column` that may be best for some budget; times are rounded to multiples of `tick` seconds.
 
     With more than `limit` states the table is thinned: plans use the states that remain. An `optimistic` table merges them into
     states at least as good as each of them, so that no real choice is better than the table: that is what bounds use.
@@ -146,7 +146,7 @@ def column_options(column: Column, tick: float, *, optimistic: bool = False, lim
     everything = _held(column, ticks, column.head + 1 - column.bottom)
     rows.append(_row(everything, column.head + 1 - column.bottom, np.zeros(1, np.int64), np.zeros(1, np.int64)))
     left, forward, backward, time, held, state = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    return _undominated(Options(left, forward, backward, time, held, state, tuple(history), complete))
+    return OptionTable(left, forward, backward, time, held, state, tuple(history), complete)
 
 
 class _Ticks:
@@ -188,7 +188,7 @@ def _held(column: Column, ticks: _Ticks, held: int) -> _Held:
 
 
 def _row(part: _Held, held: int, backward: Ints, ticks: Ints) -> tuple[Ints, ...]:
-    """Arrays of Options for one `held` and the states below it."""
+    """Arrays of OptionTable for one `held` and the states below it."""
     n = len(backward)
     same = (np.full(n, value, np.int64) for value in (part.left, part.forward_peak))
     return (*same, np.maximum(backward, part.backward_peak), ticks + part.ticks, np.full(n, held, np.int64), np.arange(n))
@@ -203,7 +203,7 @@ def _base(column: Column, layer: int) -> int:
 
 
 def _close(column: Column, ticks: _Ticks, states: _States, top: int) -> tuple[Ints, ...]:
-    """Options whose pass ends with tile `top`, which keeps its internals because its adjoint comes next."""
+    """OptionTable whose pass ends with tile `top`, which keeps its internals because its adjoint comes next."""
     base = _base(column, top)
     kept = _keep_internals(column, ticks, states, top)
     part = _held(column, ticks, column.head - top)
@@ -294,19 +294,6 @@ def _shrink(states: _States, index: Ints, limit: int, optimistic: bool) -> tuple
     lowest = [np.array([array[part].min() for part in pure]) for array in _arrays(states)[1:]]
     first = np.array([part[0] for part in pure])
     return _States(states.output_kept[first], *lowest), index[first]
-
-
-def _undominated(options: Options) -> Options:
-    """Without options that another one beats or equals in left, both peaks and ticks; ordered by ticks, then bytes."""
-    order = np.lexsort((options.state, options.held, options.backward_peak, options.forward_peak, options.left, options.ticks))
-    kept: list[int] = []
-    table = np.stack((options.left, options.forward_peak, options.backward_peak), axis=1)[order]
-    chosen = np.empty_like(table)
-    for position in range(len(order)):
-        if not (chosen[: len(kept)] <= table[position]).all(axis=1).any():
-            chosen[len(kept)] = table[position]
-            kept.append(position)
-    return options.select(order[np.array(kept)])
 
 
 def _adjoint_bytes(tile: TileCost) -> int:

@@ -11,6 +11,7 @@ where need = resident bytes + max(F, turn bytes + P) of its option. Its time is 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import numpy as np
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import Share, total
-from adjcomp.passes.schedule.column import Column, Ints, Options, column_of, column_options
+from adjcomp.passes.schedule.column import Column, Ints, OptionTable, column_of, column_options
 
 MOST_BYTES = 1 << 61  # int64 arithmetic on sums stays exact below this
 TICKS = 1 << 50  # ticks in a whole step that runs every tile three times
@@ -30,7 +31,7 @@ class Menu:
     """The options of one kind of column, with what each needs of the budget."""
 
     column: Column
-    options: Options
+    options: OptionTable
     need: Ints  # resident bytes + max(F, turn bytes + P)
 
     @property
@@ -104,17 +105,26 @@ def _menus(columns: Sequence[Column], tick: float, resident: int, turn: int, *, 
 
 
 def _undominated(menu: Menu) -> Menu:
-    """Only the options that no other beats or equals in bytes left, need and ticks; fastest first."""
-    order = np.lexsort((menu.need, menu.left, menu.ticks))
-    table = np.stack((menu.left, menu.need), axis=1)[order]
-    chosen = np.empty_like(table)
+    """Only the options that no other beats or equals in bytes left, need and ticks; fastest first.
+
+    Walking from the fastest, a staircase of the (left, need) seen so far, left rising and need falling, tells whether one of
+    them is at least as good.
+    """
     kept: list[int] = []
-    for position in range(len(order)):
-        if not (chosen[: len(kept)] <= table[position]).all(axis=1).any():
-            chosen[len(kept)] = table[position]
-            kept.append(position)
-    index = order[np.array(kept)]
-    return Menu(menu.column, menu.options.select(index), menu.need[index])
+    lefts: list[int] = []
+    needs: list[int] = []
+    for index in np.lexsort((menu.need, menu.left, menu.ticks)).tolist():
+        left, need = int(menu.left[index]), int(menu.need[index])
+        place = bisect_right(lefts, left)
+        if place and needs[place - 1] <= need:
+            continue
+        end = place
+        while end < len(lefts) and needs[end] >= need:
+            end += 1
+        lefts[place:end], needs[place:end] = [left], [need]
+        kept.append(index)
+    chosen = np.array(kept)
+    return Menu(menu.column, menu.options.select(chosen), menu.need[chosen])
 
 
 def step_tick(costs: StackCosts) -> float:

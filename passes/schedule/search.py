@@ -7,7 +7,9 @@ leaves open is the certificate's gap: the smallest bound over all chunk lengths 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from adjcomp.errors import BudgetError
@@ -21,10 +23,12 @@ from adjcomp.passes.schedule.greedy import Choice, greedy, lean_choice, least_ne
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.simulate import simulate
 
-DEFAULT_LIMIT = 6.0  # deterministic seconds of search for a plan
+DEFAULT_LIMIT = 1.0  # deterministic seconds of search for a plan
 LEAST_LIMIT = 1e-3  # below this no search is started
 ROUNDING = 1e-9  # relative room for the rounding of times to ticks in a bound
-OPTIMAL_GAP = 1e-6
+OPTIMAL_GAP = 1e-6  # relative gap that counts as none
+SMALL_GAP = 5e-4  # gap at which the search of long sequences stops
+FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 SPACE = (
     "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles from the forward "
     "and recomputes the others from the border in one pass, in which each tile keeps its internals or its input"
@@ -77,7 +81,13 @@ def solve(
         raise _budget_error(instances, minima, budget_bytes, device)
     fitting = [_candidate(instance, budget_bytes) for chunk, instance in instances.items() if minima[chunk] <= budget_bytes]
     limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
+    if limit >= LEAST_LIMIT and not _has_solver():
+        warnings.warn(
+            "OR-Tools is not installed: this plan is a constructive one (pip install ortools)", RuntimeWarning, stacklevel=2
+        )
+        limit = 0.0
     if limit >= LEAST_LIMIT:
+        _sharpen(fitting, budget_bytes)
         _refine(fitting, budget_bytes, limit)
     best = min(fitting, key=lambda c: (c.seconds, c.instance.costs.chunk))
     bound = min(candidate.bound_seconds for candidate in fitting)
@@ -85,9 +95,14 @@ def solve(
     return _certified(plan, bound, tuple(sorted(instances)), searched=limit >= LEAST_LIMIT)
 
 
+def _has_solver() -> bool:
+    """Whether OR-Tools can be imported."""
+    return importlib.util.find_spec("ortools") is not None
+
+
 def minimum_bytes(instance: Instance) -> int:
     """The smallest budget that any choice of the instance fits."""
-    return max(int(least_need(instance, instance.menus)[0]), instance.fixed_bytes)
+    return max(int(least_need(instance)[0]), instance.fixed_bytes)
 
 
 def build_plan(costs: StackCosts, modes: Sequence[ColumnMode], budget_bytes: int, device: str) -> Plan:
@@ -122,21 +137,40 @@ def _candidate(instance: Instance, budget: int) -> _Candidate:
     bound = lower_bound(instance, budget)
     if bound is None:
         raise RuntimeError(f"the relaxation at chunk length {instance.costs.chunk} refutes a budget that a plan fits")
-    tries = [lean_choice(instance, budget), greedy(instance, budget, bound.price), greedy(instance, budget, 0.0)]
-    return _Candidate(instance, min(tries, key=lambda choice: choice.ticks), bound)
+    return _Candidate(instance, greedy(instance, budget, (bound,)), bound)
+
+
+def _worth_a_look(fitting: list[_Candidate], gap: float) -> Iterator[_Candidate]:
+    """Candidates that may beat the best plan by more than `gap`, best bound first; the plans may improve on the way."""
+    for candidate in sorted(fitting, key=lambda c: (c.bound_seconds, c.instance.costs.chunk)):
+        if candidate.bound_seconds < min(c.seconds for c in fitting) * (1 - gap):
+            yield candidate
+
+
+def _sharpen(fitting: list[_Candidate], budget: int) -> None:
+    """Price all rows of the bound, and build again at those prices."""
+    from adjcomp.passes.schedule.relaxation import priced_bound
+
+    for candidate in _worth_a_look(fitting, OPTIMAL_GAP):
+        bound = priced_bound(candidate.instance, budget, candidate.choice, candidate.bound)
+        built = greedy(candidate.instance, budget, (bound,))
+        candidate.bound = bound
+        candidate.choice = min(candidate.choice, built, key=lambda choice: choice.ticks)
 
 
 def _refine(fitting: list[_Candidate], budget: int, limit: float) -> None:
-    """Search exactly, best bound first, until no chunk length can gain more than the gap that counts as none."""
+    """Search exactly, best bound first, where a chunk length can still gain, until `limit` deterministic seconds are spent."""
     from adjcomp.passes.schedule.tile_mode import solve_counts
 
-    for candidate in sorted(fitting, key=lambda c: (c.bound_seconds, c.instance.costs.chunk)):
-        best = min(c.seconds for c in fitting)
-        if candidate.bound_seconds >= best * (1 - OPTIMAL_GAP):
+    gap = OPTIMAL_GAP if max(c.instance.costs.chunk_count for c in fitting) <= FEW_CHUNKS else SMALL_GAP
+    left = limit
+    for candidate in _worth_a_look(fitting, gap):
+        if left < LEAST_LIMIT:
             break
-        solved = solve_counts(candidate.instance, budget, candidate.choice, candidate.bound, limit / 4, OPTIMAL_GAP / 10)
+        solved = solve_counts(candidate.instance, budget, candidate.choice, candidate.bound, min(left, limit / 2), gap / 10)
         candidate.choice = solved.choice
         candidate.bound = replace(candidate.bound, ticks=max(candidate.bound.ticks, solved.bound))
+        left -= solved.effort
 
 
 def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], *, searched: bool) -> Plan:

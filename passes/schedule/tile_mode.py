@@ -25,9 +25,11 @@ from adjcomp.passes.schedule.bound import Bound
 from adjcomp.passes.schedule.column import Ints
 from adjcomp.passes.schedule.greedy import Choice
 from adjcomp.passes.schedule.instance import Instance, Menu
+from adjcomp.passes.schedule.relaxation import worth_searching
 
 MOST_UNITS = 1 << 30  # of bytes in the model
 MOST_COST = 1 << 44  # of time in the model
+MOST_OPTIONS = 96  # of a menu in the model
 SEED = 7
 
 
@@ -37,6 +39,7 @@ class Solved:
 
     choice: Choice
     bound: float
+    effort: float  # deterministic seconds spent
 
 
 @dataclass(frozen=True)
@@ -53,48 +56,30 @@ class _Scale:
 
 
 def solve_counts(instance: Instance, budget: int, hint: Choice, relaxed: Bound, limit: float, gap: float) -> Solved:
-    """Search from `hint`, at most `limit` deterministic seconds, until the relative gap is below `gap`."""
-    kinds = instance.kinds()
-    useful = {kind: _useful(instance, kind, budget, hint, relaxed) for kind in sorted(set(kinds))}
+    """Search from `hint`, at most `limit` deterministic seconds, until the gap is below `gap` times the hint's time."""
+    menus = {kind: worth_searching(instance, budget, kind, relaxed, hint, MOST_OPTIONS) for kind in sorted(set(instance.kinds()))}
+    useful = {kind: _in_order(instance.menus[kind], index) for kind, (index, _) in menus.items()}
     scale = _scale(instance, useful, budget)
     problem = _Model(instance, useful, scale)
+    problem.expect(relaxed)
     problem.hint(hint)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = SEED
     solver.parameters.max_deterministic_time = limit
-    solver.parameters.relative_gap_limit = gap
+    solver.parameters.absolute_gap_limit = gap * hint.ticks / scale.tick
     status = solver.solve(problem.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Solved(hint, -math.inf)
+        return Solved(hint, -math.inf, limit)
     found = problem.choice(solver)
-    proven = scale.exact and instance.complete
+    proven = scale.exact and instance.complete and all(whole for _, whole in menus.values())
     bound = solver.best_objective_bound * scale.tick + problem.constant if proven else -math.inf
-    return Solved(found if found.ticks < hint.ticks else hint, bound)
+    return Solved(found if found.ticks < hint.ticks else hint, bound, solver.response_proto.deterministic_time)
 
 
-def _useful(instance: Instance, kind: int, budget: int, hint: Choice, relaxed: Bound) -> Ints:
-    """Options of a menu that a choice better than `hint` may use, inner ones in the order of the model.
-
-    By reduced cost: putting option j where the relaxation takes its best one raises the bound by at least worth_j - worth_best.
-    """
-    menu, bound_menu = instance.menus[kind], instance.bound_menus[kind]
-    inner_floor = int(instance.bound_menus[1].left.min())
-    count = len(instance.kinds())
-    first_floor = int(instance.bound_menus[0].left.min()) if count > 1 else 0
-    room = (
-        budget
-        - [0, first_floor + max(count - 3, 0) * inner_floor, first_floor * (count > 1) + max(count - 2, 0) * inner_floor][kind]
-    )
-    best = _worth(bound_menu, kind, relaxed.price)[bound_menu.need <= room].min()
-    spare = hint.ticks - relaxed.ticks + 1.0
-    index = np.flatnonzero((_worth(menu, kind, relaxed.price) - best <= spare) & (menu.need <= budget))
+def _in_order(menu: Menu, index: Ints) -> Ints:
+    """Options in the order in which their columns come."""
     return index[np.argsort((menu.left - menu.need)[index], kind="stable")]
-
-
-def _worth(menu: Menu, kind: int, price: float) -> np.typing.NDArray[np.float64]:
-    """Ticks plus the price of the bytes in the way of the last column."""
-    return np.asarray(menu.ticks + price * (menu.need if kind == 2 else menu.left), np.float64)
 
 
 def _scale(instance: Instance, useful: dict[int, Ints], budget: int) -> _Scale:
@@ -171,6 +156,11 @@ class _Model:
         fastest = int(ticks.min())
         self.constant += fastest * how_many
         self.cost.append(cp_model.LinearExpr.weighted_sum(variables, [int(t - fastest) // self.scale.tick for t in ticks]))
+
+    def expect(self, relaxed: Bound) -> None:
+        """Tell the solver what the relaxation proves; the objective may be below by its rounding, one unit a column."""
+        floor = math.floor((relaxed.ticks - self.constant) / self.scale.tick) - len(self.kinds)
+        self.model.add(cp_model.LinearExpr.sum(self.cost) >= floor)
 
     def hint(self, choice: Choice) -> None:
         """Start the search from `choice`."""
