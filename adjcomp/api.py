@@ -9,6 +9,7 @@ import torch
 from adjcomp.budget import check_budget
 from adjcomp.compiled import make_view
 from adjcomp.gradients import GradientReport, compare, loss_of, measure
+from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.session import Session
 
@@ -17,6 +18,7 @@ def compile(  # noqa: A001 - the public name
     model: torch.nn.Module,
     mem_budget: int | str | None = None,
     *,
+    optimizer: torch.optim.Optimizer | str | None = None,
     chunk: int | None = None,
     options: Options | None = None,
 ) -> torch.nn.Module:
@@ -26,6 +28,7 @@ def compile(  # noqa: A001 - the public name
         model: any module whose activations form a residual stack over a sequence; it is not changed.
         mem_budget: bytes as an int, a string ("16GiB", "800MB"), or None for what the device has free. It bounds everything live on the
             device during a step: parameters, gradients, buffers, inputs, activations, workspace, optimizer state.
+        optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as "adamw".
         chunk: chunk length in tokens; None lets the planner choose.
         options: see `adjcomp.Options`.
 
@@ -39,7 +42,8 @@ def compile(  # noqa: A001 - the public name
         raise ValueError(f"chunk must be a positive number of tokens or None, not {chunk!r}")
     parameter = next(model.parameters(), None)
     check_budget(mem_budget, torch.device("cpu") if parameter is None else parameter.device)
-    return make_view(Session(model, mem_budget, chunk, options or Options()))
+    optimizer_bytes(optimizer, model.parameters())  # an unknown name is refused now rather than at the first step
+    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer))
 
 
 def check_gradients(

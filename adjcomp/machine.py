@@ -158,6 +158,8 @@ def _join(name: str, devices: list[Device], inside: float | None, between: float
     links = {}
     for node in sorted({device.node for device in devices}):
         links[node] = Link(inside if inside is not None else min(_profile_links(d.profile)[0] for d in devices if d.node == node))
+    if not devices:
+        raise ValueError(f"machine {name!r} has no devices")
     network = Link(between if between is not None else min(_profile_links(d.profile)[1] for d in devices), latency=2e-5)
     return Machine(name, tuple(devices), links, network)
 

@@ -13,20 +13,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from adjcomp.bridge import Bridge, Call
-from adjcomp.budget import Held, check_budget, free_bytes, outside_costs
+from adjcomp.budget import Held, check_budget, free_bytes
 from adjcomp.errors import CaptureError
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
 from adjcomp.keys import capture_key, check_leaves
-from adjcomp.machine import parse_machine
+from adjcomp.optimizers import live_bytes, optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.passes.capture import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
-from adjcomp.passes.cost import CostModel, device_rates
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured, run_capture
-from adjcomp.passes.schedule import solve
+from adjcomp.planning import PlanRequest, make_executable
 from adjcomp.runtime.executor import Step, StepInputs
 from adjcomp.runtime.memory import StorageTracker, distinct_bytes
 
@@ -52,6 +50,7 @@ class Session:
     mem_budget: int | str | None
     chunk: int | None
     options: Options
+    optimizer: torch.optim.Optimizer | str | None = None
     captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
     last_plan: Plan | None = None
@@ -104,7 +103,8 @@ class Session:
         return self._executable(captured, call, self._held(tensors), side_bytes).plan
 
     def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
-        return Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), tensors, 0)
+        coming = optimizer_bytes(self.optimizer, self.model.parameters())
+        return Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), tensors, coming)
 
     def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
         resident = tuple(sorted(held.resident_bytes().items()))
@@ -123,13 +123,11 @@ class Session:
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
-        splits = captured.splits(KeepPolicy.LEAN)
-        outside = outside_costs(captured.stack, splits, held, side_bytes, call.seq_len)
-        rates = device_rates(parse_machine("cpu").devices[0])
-        model = CostModel.of(captured.stack, splits, call.seq_len, outside, rates)
-        candidates = [min(self.chunk, call.seq_len)] if self.chunk is not None else candidate_chunks(call.seq_len)
-        plan = solve(model, seq_len=call.seq_len, budget_bytes=budget, candidates=candidates, device=str(device), options=self.options)
-        return Executable(captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
+        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, self._candidates(call.seq_len), str(device), self.options)
+        return make_executable(request)
+
+    def _candidates(self, seq_len: int) -> list[int]:
+        return [min(self.chunk, seq_len)] if self.chunk is not None else candidate_chunks(seq_len)
 
     def _step(
         self,
@@ -141,7 +139,7 @@ class Session:
         initial: tuple[torch.Tensor, ...],
         held: Held,
     ) -> tuple[torch.Tensor, ...]:
-        tracker = StorageTracker(sum(held.resident_bytes().values()))
+        tracker = StorageTracker(sum(held.resident_bytes().values()) - held.optimizer_bytes + live_bytes(self.optimizer))
         tracker.track_all(_made(sides, tensors))
         seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
         step = Step(executable, StepInputs(dict(state), sides, initial, seed), tracker)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adjcomp.ir.costs import StackCosts, TileCost
 from adjcomp.ir.program import Program, TilePrograms, Work
-from adjcomp.ir.stack import InputKind, Layer, OutputKind, ResidualStack, Template
+from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template
 from adjcomp.machine import Device
-from adjcomp.passes.joint import Split
+from adjcomp.passes.joint import KeepPolicy, Split
 from adjcomp.passes.programs import tile_programs
 from adjcomp.passes.sizes import number_of_bytes
 
@@ -52,6 +52,26 @@ def device_rates(device: Device) -> Rates:
 
 
 @dataclass(frozen=True)
+class Affine:
+    """seconds = constant + slope · steps, from timings at two chunk lengths (or one: constant 0)."""
+
+    constant: float
+    slope: float
+
+    def __call__(self, length: int) -> float:
+        return self.constant + self.slope * length
+
+
+@dataclass(frozen=True)
+class TileTimes:
+    """Measured seconds of one template's programs."""
+
+    forward: Affine
+    keeping: Affine | None
+    vjp: Affine | None
+
+
+@dataclass(frozen=True)
 class Outside:
     """What is live beside the tiles, by kind, and the dtypes' rule for gradients.
 
@@ -72,12 +92,9 @@ class CostModel:
     seq_len: int
     outside: Outside
     rates: Rates
-    _programs: dict[int, tuple[TilePrograms, ...]]
-
-    @staticmethod
-    def of(stack: ResidualStack, splits: tuple[Split | None, ...], seq_len: int, outside: Outside, rates: Rates) -> CostModel:
-        """A model with no tables yet."""
-        return CostModel(stack, splits, seq_len, outside, rates, {})
+    policy: KeepPolicy
+    times: tuple[TileTimes, ...] | None = None  # measured, by template; None: the analytic model
+    _programs: dict[int, tuple[TilePrograms, ...]] = field(default_factory=dict)
 
     def programs(self, length: int) -> tuple[TilePrograms, ...]:
         """Programs of every template at a chunk length."""
@@ -102,14 +119,25 @@ class CostModel:
             resident_bytes=dict(self.outside.resident_bytes),
             turn_bytes=dict(self.outside.turn_bytes),
             publish_bytes=self.outside.publish_bytes,
+            keeps=self.policy.value,
         )
 
     def _table(self, length: int) -> tuple[TileCost, ...]:
         programs = self.programs(length)
-        by_template = [self._tile(t, p, length) for t, p in zip(self.stack.templates, programs, strict=True)]
-        return tuple(_named(by_template[layer.template], layer) for layer in self.stack.layers)
+        by_template = [self._tile(i, programs[i], length) for i in range(len(programs))]
+        return tuple(replace(by_template[layer.template], name=layer.name) for layer in self.stack.layers)
 
-    def _tile(self, template: Template, programs: TilePrograms, length: int) -> TileCost:
+    def _seconds(self, index: int, programs: TilePrograms, length: int) -> tuple[float, float, float]:
+        """Of forward, forward with keep, and VJP."""
+        if self.times is not None:
+            times = self.times[index]
+            return tuple(0.0 if part is None else part(length) for part in (times.forward, times.keeping, times.vjp))  # type: ignore[return-value]
+        parts = (programs.forward, programs.keeping, programs.vjp)
+        return tuple(0.0 if part is None else self.rates.seconds(part.work) for part in parts)  # type: ignore[return-value]
+
+    def _tile(self, index: int, programs: TilePrograms, length: int) -> TileCost:
+        template = self.stack.templates[index]
+        forward_seconds, keep_seconds, adjoint_seconds = self._seconds(index, programs, length)
         outputs = _outputs(template)
         side_bytes, out_bytes = self._slices(template, length)
         vjp, keeping = programs.vjp, programs.keeping
@@ -128,9 +156,9 @@ class CostModel:
             forward_workspace_bytes=programs.forward.workspace_bytes + side_bytes,
             keep_workspace_bytes=_workspace(keeping) + side_bytes,
             adjoint_workspace_bytes=_workspace(vjp) + side_bytes + out_bytes,
-            forward_seconds=self.rates.seconds(programs.forward.work),
-            keep_seconds=0.0 if keeping is None else self.rates.seconds(keeping.work),
-            adjoint_seconds=0.0 if vjp is None else self.rates.seconds(vjp.work),
+            forward_seconds=forward_seconds,
+            keep_seconds=keep_seconds,
+            adjoint_seconds=adjoint_seconds,
             forward_flops=programs.forward.work.flops,
             adjoint_flops=0 if vjp is None else vjp.work.flops,
             reads_input=InputKind.STREAM in read,
@@ -163,8 +191,3 @@ def _outputs(template: Template) -> list[tuple[OutputKind, bool, Any]]:
 def _workspace(program: Program | None) -> int:
     return 0 if program is None else program.workspace_bytes
 
-
-def _named(cost: TileCost, layer: Layer) -> TileCost:
-    from dataclasses import replace
-
-    return replace(cost, name=layer.name)

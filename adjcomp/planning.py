@@ -1,0 +1,104 @@
+"""From a captured model, a shape and a budget to something that runs: cost tables, plan, programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from adjcomp.budget import Held, outside_costs
+from adjcomp.calibration import measured_times
+from adjcomp.ir.actions import Recompute
+from adjcomp.ir.executable import Executable
+from adjcomp.ir.plan import Plan
+from adjcomp.machine import Device, parse_machine
+from adjcomp.options import Options
+from adjcomp.passes.cost import CostModel, device_rates
+from adjcomp.passes.joint import KeepPolicy
+from adjcomp.passes.pipeline import Captured
+from adjcomp.passes.schedule import solve
+
+CALIBRATE_FROM_SECONDS = 0.5  # shorter steps are planned by the analytic model: timing tiles would take longer than it could win
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is wanted for."""
+
+    captured: Captured
+    seq_len: int
+    held: Held
+    side_bytes: int
+    budget_bytes: int
+    candidates: Sequence[int]
+    device: str  # name of the device in the plan
+    options: Options
+
+
+def make_executable(request: PlanRequest) -> Executable:
+    """The plan of a request on the device that holds the model, with its programs.
+
+    Tiles that keep everything their VJP reads make the fastest plan where all of it fits; else the lean form is planned as well, and
+    the faster of the two plans is taken. The lower bound speaks of both.
+    """
+    full = _cost_model(request, KeepPolicy.FULL, own_device())
+    best_model, best = full, _solve_or_none(request, full)
+    if best is None or any(isinstance(action, Recompute) for action in best.actions):
+        lean = _cost_model(request, KeepPolicy.LEAN, own_device())
+        plan = _solve(request, lean)
+        if best is None or plan.seconds <= best.seconds:
+            best_model, best, other = lean, plan, best
+        else:
+            other = plan
+        best = _with_bound(best, other)
+    last = best_model.last_length(best.chunk)
+    return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
+
+
+def own_device() -> Device:
+    """The description of the device this process computes on."""
+    return parse_machine("cpu").devices[0]
+
+
+def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> CostModel:
+    splits = request.captured.splits(policy)
+    outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(device), policy)
+    if request.options.deterministic or _analytic_seconds(model) < CALIBRATE_FROM_SECONDS:
+        return model
+    state = {**request.held.parameters, **request.held.buffers}
+    return replace(model, times=measured_times(model, state))
+
+
+def _analytic_seconds(model: CostModel) -> float:
+    """Seconds of a step without recomputation."""
+    chunk = min(1024, model.seq_len)
+    costs = model(chunk)
+    return sum(tile.keep_seconds + tile.adjoint_seconds for tile in costs.layers) * costs.chunk_count
+
+
+def _solve(request: PlanRequest, model: CostModel) -> Plan:
+    return solve(
+        model,
+        seq_len=request.seq_len,
+        budget_bytes=request.budget_bytes,
+        candidates=request.candidates,
+        device=request.device,
+        options=request.options,
+    )
+
+
+def _solve_or_none(request: PlanRequest, model: CostModel) -> Plan | None:
+    """The plan, or None where none fits."""
+    from adjcomp.errors import BudgetError
+
+    try:
+        return _solve(request, model)
+    except BudgetError:
+        return None
+
+
+def _with_bound(plan: Plan, other: Plan | None) -> Plan:
+    """The plan, with a lower bound that holds for both forms of keeping."""
+    if other is None or other.lower_bound_seconds >= plan.lower_bound_seconds:
+        return plan
+    return replace(plan, certificate=replace(plan.certificate, lower_bound_seconds=other.lower_bound_seconds))

@@ -1,0 +1,76 @@
+"""Time the programs of one tile on the device at hand, with inputs of the right shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from adjcomp.ir.program import Program, TilePrograms
+from adjcomp.ir.stack import InputKind, Layer, Template
+from adjcomp.runtime.codegen import compile_program
+from adjcomp.runtime.memory import StorageTracker
+
+REPEATS = 3
+Tensor = torch.Tensor
+
+
+@torch.no_grad()
+def time_tile(template: Template, layer: Layer, programs: TilePrograms, length: int, state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Seconds of "forward", "keeping" and "vjp" (where they exist) at a chunk length of `length` steps: the shortest of a few runs.
+
+    Floats are standard normal, integers zero. The layer's own parameters are read, nothing of the model is written.
+    """
+    placeholders = [n.meta["val"] for n in template.graph.graph.nodes if n.op == "placeholder"]
+    inputs = [
+        state[layer.parameters[entry.index]].detach() if entry.kind is InputKind.PARAMETER else _example(value, length)
+        for entry, value in zip(template.inputs, placeholders, strict=True)
+    ]
+    seconds = {"forward": _shortest(lambda: _run(programs.forward, inputs, []))}
+    if programs.keeping is not None and programs.vjp is not None:
+        keeping = programs.keeping
+        seconds["keeping"] = _shortest(lambda: _run(keeping, inputs, []))
+        seconds["forward"] = min(seconds.values())  # the same operations: what a disturbed run says otherwise is noise
+        seconds["vjp"] = _shortest(_vjp(template, programs, inputs))
+    return seconds
+
+
+def _example(value: Tensor, length: int) -> Tensor:
+    shape = [size if isinstance(size, int) else length for size in value.shape]
+    if value.is_floating_point() or value.is_complex():
+        return torch.randn(shape, dtype=value.dtype, device=value.device, generator=_generator(value.device))
+    return torch.zeros(shape, dtype=value.dtype, device=value.device)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """Numbers of our own: calibration must not move the user's generator."""
+    return torch.Generator(device=device).manual_seed(0)
+
+
+def _run(program: Program, inputs: list[Tensor], gradients: list[Tensor | None]) -> tuple[Tensor, ...]:
+    return compile_program(program)(list(inputs), gradients, StorageTracker(0))
+
+
+def _vjp(template: Template, programs: TilePrograms, inputs: list[Tensor]) -> Callable[[], object]:
+    assert programs.keeping is not None and programs.vjp is not None
+    results = _run(programs.keeping, inputs, [])
+    outputs, saved = results[: len(template.outputs)], results[len(template.outputs) :]
+    arguments = [inputs[i] for i in programs.reads] + [outputs[i] for i in programs.reads_outputs] + list(saved)
+    arguments += [torch.ones_like(outputs[i]) for i in programs.cotangents]
+    gradients = [
+        torch.zeros_like(inputs[i]) if template.inputs[i].kind in (InputKind.PARAMETER, InputKind.SIDE) else None
+        for i in programs.gradients
+    ]
+    vjp = programs.vjp
+    return lambda: _run(vjp, arguments, gradients)
+
+
+def _shortest(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
