@@ -1,5 +1,6 @@
 """Solvers that choose what to keep and what to recompute, all with one signature."""
 
+from adjcomp.passes.schedule.lengths import chunk_lengths
 from adjcomp.passes.schedule.search import minimum_bytes, solve
 
-__all__ = ["minimum_bytes", "solve"]
+__all__ = ["chunk_lengths", "minimum_bytes", "solve"]

@@ -144,6 +144,15 @@ def improve(instance: Instance, budget: int, start: Choice, bound: Bound | None,
     return Choice(tuple(options.tolist()), ticks)
 
 
+def in_order(instance: Instance, choice: Choice) -> tuple[int, ...]:
+    """The options of `choice`, inner columns by falling need - D, which fits wherever another order does."""
+    kinds, menu = instance.kinds(), instance.menus[1]
+    inner = [option for option, kind in zip(choice.options, kinds, strict=True) if kind == 1]
+    inner.sort(key=lambda option: (int(menu.left[option] - menu.need[option]), option))
+    first = choice.options[:1] if kinds[0] == 0 else ()
+    return (*first, *inner, choice.options[-1])
+
+
 def _blocks(instance: Instance, most: int) -> list[_Block]:
     """All columns, in about `most` blocks; up to that many columns, each is its own."""
     kinds = instance.kinds()

@@ -19,7 +19,7 @@ from adjcomp.ir.plan import Certificate, Plan, Share, Status
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.bound import Bound, lower_bound
-from adjcomp.passes.schedule.greedy import Choice, greedy, lean_choice, least_need
+from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, lean_choice, least_need
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.simulate import simulate
 
@@ -91,7 +91,7 @@ def solve(
         _refine(fitting, budget_bytes, limit)
     best = min(fitting, key=lambda c: (c.seconds, c.instance.costs.chunk))
     bound = min(candidate.bound_seconds for candidate in fitting)
-    plan = build_plan(best.instance.costs, best.instance.modes(best.choice.options), budget_bytes, device)
+    plan = build_plan(best.instance.costs, best.instance.modes(in_order(best.instance, best.choice)), budget_bytes, device)
     return _certified(plan, bound, tuple(sorted(instances)), searched=limit >= LEAST_LIMIT)
 
 

@@ -1,0 +1,52 @@
+"""The printed plan and the saved plan, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from synthetic import random_stack, regular_stack
+
+from adjcomp.ir.modes import ColumnMode
+from adjcomp.ir.verify import neighbourhood
+from adjcomp.options import Options
+from adjcomp.passes.schedule import solve
+from adjcomp.passes.schedule.search import build_plan
+
+Golden = Callable[[str, str], None]
+
+
+def test_a_plan_with_every_mode_prints_as_before(golden: Golden) -> None:
+    plan = solve(
+        lambda chunk: regular_stack(4096, chunk, 6),
+        seq_len=4096,
+        budget_bytes=8_400_000,
+        candidates=[64, 128, 256, 512],
+        device="cpu",
+        options=Options(),
+    )
+    golden("tight_plan.txt", f"{plan}\n")
+
+
+def test_a_plan_that_holds_everything_prints_as_before(golden: Golden) -> None:
+    plan = solve(
+        lambda chunk: regular_stack(1024, chunk, 2),
+        seq_len=1024,
+        budget_bytes=1 << 30,
+        candidates=[1024],
+        device="cuda:0",
+        options=Options(),
+    )
+    golden("roomy_plan.txt", f"{plan}\n")
+
+
+def test_a_saved_plan_reads_as_before(golden: Golden) -> None:
+    costs = random_stack(1, layers=2, chunks=2)
+    plan = build_plan(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)], 1000, "cpu")
+    plan.verify()
+    golden("saved_plan.json", plan.to_json())
+
+
+def test_a_neighbourhood_points_at_its_action(golden: Golden) -> None:
+    costs = random_stack(1, layers=2, chunks=2)
+    plan = build_plan(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)], 1000, "cpu")
+    golden("neighbourhood.txt", "\n\n".join(neighbourhood(plan, index) for index in (0, 9, len(plan.actions))) + "\n")
