@@ -1,5 +1,149 @@
-"""`adjcomp::selective_scan` on a CPU."""
+"""`adjcomp::selective_scan` on a CPU: selective_scan.cpp, or the chunked torch form where there is no compiler."""
 
-from adjcomp.runtime.kernels.cpu.chunked_selective import selective_scan, selective_scan_vjp
+from __future__ import annotations
 
-__all__ = ["selective_scan", "selective_scan_vjp"]
+import ctypes
+
+import torch
+from torch import Tensor
+
+from adjcomp.ops.library import checkpoint_count, state_dtype
+from adjcomp.ops.selective import CHECKPOINT_STEPS
+from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
+from adjcomp.runtime.kernels.cpu import chunked_selective
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense, groups, load, required, rows, run, suffix
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `Arguments` of selective_scan.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "steps", "channels", "states", "groups", "threads", "softplus")),
+        *((name, Matrix) for name in ("x", "dt", "B", "C", "z", "y", "dy", "dx", "ddt", "dz")),
+        *((name, ctypes.c_void_p) for name in ("A", "D", "bias", "h0", "h_last", "kept", "dh_last")),
+        *((name, ctypes.c_void_p) for name in ("dA", "dB", "dC", "dD", "dbias", "dh0")),
+    )
+
+
+def _sizes(x: Tensor, A: Tensor, wide: torch.dtype, softplus: bool) -> dict[str, int]:
+    batch, steps, channels = x.shape
+    lanes = getattr(required("selective_scan"), f"lanes_{suffix(wide)}")()
+    threads = torch.get_num_threads()
+    parts = groups(batch, -(-channels // lanes), threads)
+    return {
+        "batch": batch,
+        "steps": steps,
+        "channels": channels,
+        "states": A.shape[1],
+        "groups": parts,
+        "threads": threads,
+        "softplus": softplus,
+    }
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    h0: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `adjcomp.ops.selective_scan`; also returns the states before each block and after the last, (batch, block, N, D)."""
+    if load("selective_scan") is None:
+        return chunked_selective.selective_scan(x, dt, A, B, C, D, z, dt_bias, h0, dt_softplus)
+    wide = state_dtype(x, dt, A, B, C, D, z, dt_bias, h0)
+    sizes = _sizes(x, A, wide, dt_softplus)
+    y = x.new_empty(x.shape, dtype=wide)
+    h_last = x.new_empty((x.shape[0], *A.shape), dtype=wide)
+    kept = x.new_empty((x.shape[0], checkpoint_count(x.shape[1], CHECKPOINT_STEPS), A.shape[1], A.shape[0]), dtype=wide)
+    run(
+        "selective_scan",
+        f"forward_{suffix(wide)}",
+        Arguments,
+        {
+            **sizes,
+            **{name: rows(t, wide) for name, t in (("x", x), ("dt", dt), ("B", B), ("C", C), ("z", z)) if t is not None},
+            **{name: dense(t, wide) for name, t in (("A", A), ("D", D), ("bias", dt_bias), ("h0", h0))},
+            "y": y,
+            "h_last": h_last,
+            "kept": kept,
+        },
+    )
+    return y.to(x.dtype), h_last, kept
+
+
+def selective_scan_vjp(
+    dy: Tensor | None,
+    dh_last: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    states: Tensor,
+    dt_softplus: bool,
+    mask: Mask,
+) -> tuple[Tensor | None, ...]:
+    """Cotangents of (x, dt, A, B, C, D, z, dt_bias, h0)."""
+    if load("selective_scan") is None:
+        return chunked_selective.selective_scan_vjp(dy, dh_last, x, dt, A, B, C, D, z, dt_bias, states, dt_softplus, mask)
+    wide = states.dtype
+    sizes = _sizes(x, A, wide, dt_softplus)
+    grads = _outputs(
+        sizes, x, wide, [keep and t is not None for keep, t in zip(mask, (x, dt, A, B, C, D, z, dt_bias, x), strict=True)]
+    )
+    timed = {"x": x, "dt": dt, "B": B, "C": C, "z": z, "dy": dy}
+    run(
+        "selective_scan",
+        f"vjp_{suffix(wide)}",
+        Arguments,
+        {
+            **sizes,
+            **{name: rows(t, wide) for name, t in timed.items() if t is not None},
+            **{name: dense(t, wide) for name, t in (("A", A), ("D", D), ("bias", dt_bias), ("dh_last", dh_last))},
+            "kept": dense(states, wide),
+            **grads,
+        },
+    )
+    summed = [
+        _total(grads[name], axis)
+        for name, axis in zip(("dx", "ddt", "dA", "dB", "dC", "dD", "dz", "dbias"), _SUM_AXES, strict=True)
+    ]
+    return (*cast_like(summed, [x, dt, A, B, C, D, z, dt_bias], mask[:8]), grads["dh0"])
+
+
+# The axis over which the kernel left partial sums: one per batch for parameters, one per group of channels for B and C.
+_SUM_AXES = (None, None, 0, 1, 1, 0, None, 0)
+
+
+def _total(partial: Tensor | None, axis: int | None) -> Tensor | None:
+    if partial is None or axis is None:
+        return partial
+    return partial.squeeze(axis) if partial.shape[axis] == 1 else partial.sum(axis)
+
+
+def _outputs(sizes: dict[str, int], x: Tensor, wide: torch.dtype, wanted: list[bool]) -> dict[str, Tensor | None]:
+    """Room for the cotangents that are wanted, by field name."""
+    batch, steps, channels, states = (sizes[name] for name in ("batch", "steps", "channels", "states"))
+    shapes = {
+        "dx": (batch, steps, channels),
+        "ddt": (batch, steps, channels),
+        "dA": (batch, channels, states),
+        "dB": (batch, sizes["groups"], steps, states),
+        "dC": (batch, sizes["groups"], steps, states),
+        "dD": (batch, channels),
+        "dz": (batch, steps, channels),
+        "dbias": (batch, channels),
+        "dh0": (batch, channels, states),
+    }
+    return {
+        name: x.new_empty(shape, dtype=wide) if want else None for (name, shape), want in zip(shapes.items(), wanted, strict=True)
+    }

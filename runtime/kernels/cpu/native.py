@@ -1,0 +1,95 @@
+"""What all C++ kernels share on the Python side: loading with a fallback, tensor views for ctypes, and the thread count."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from adjcomp.runtime.kernels.cpu.build import BuildError, library
+
+
+class Matrix(ctypes.Structure):
+    """A (batch, time, inner) tensor whose inner dimension is contiguous; strides in elements. A null pointer stands for None."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64), ("time_stride", ctypes.c_int64))
+
+
+@cache
+def _failure() -> list[str]:
+    return []
+
+
+@cache
+def load(name: str) -> ctypes.CDLL | None:
+    """The compiled library of an op, or None (with one warning per process) where it can't be compiled."""
+    try:
+        return library(name)
+    except (BuildError, OSError) as error:
+        if not _failure():
+            _failure().append(str(error))
+            warnings.warn(
+                f"adjcomp runs its recurrences in torch, several times slower than its C++ kernels: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
+
+
+def required(name: str) -> ctypes.CDLL:
+    """The library of an op that `load` has already found."""
+    found = load(name)
+    if found is None:
+        raise BuildError(f"the C++ kernel {name} is not available")
+    return found
+
+
+def suffix(dtype: torch.dtype) -> str:
+    """How the entry points for a dtype end: "float32", "float64", "complex64", "complex128"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def rows(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """`t` in `dtype` with its last dimension contiguous; the other strides (also 0) are kept where no cast is needed."""
+    t = t.detach().to(dtype)
+    if t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1:
+        return t
+    if t.stride(-1) == 0:
+        return t.contiguous()
+    outer = [1 if t.stride(i) == 0 else t.shape[i] for i in range(t.dim() - 1)]
+    return t[tuple(slice(size) for size in outer)].contiguous().expand(t.shape)
+
+
+def matrix(t: Tensor) -> Matrix:
+    """The view of a tensor that went through `rows`."""
+    return Matrix(t.data_ptr(), t.stride(0), t.stride(1))
+
+
+def groups(batch: int, vectors: int, threads: int) -> int:
+    """Into how many parts to split the channels so that batch x parts keeps every thread equally busy."""
+    return max(1, min(vectors, threads // math.gcd(batch, threads)))
+
+
+def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | Tensor | None]) -> None:
+    """Call `<entry>` of the library `name` with one structure, whose fields are filled by name; absent ones are null.
+
+    Tensors must have the entry's dtype and have gone through `rows` (matrices) or be contiguous (pointers).
+    """
+    arguments = structure()
+    for field in structure._fields_:
+        value = values.get(field[0])
+        if isinstance(value, Tensor):
+            setattr(arguments, field[0], matrix(value) if field[1] is Matrix else value.data_ptr())
+        elif value is not None:
+            setattr(arguments, field[0], value)
+    getattr(required(name), entry)(ctypes.byref(arguments))
+
+
+def dense(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`t` contiguous in `dtype`."""
+    return None if t is None else t.detach().to(dtype).contiguous()

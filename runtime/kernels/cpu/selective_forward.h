@@ -1,0 +1,111 @@
+// Forward of the selective scan: y, the last state, and the states before each block.
+#pragma once
+#include "selective_common.h"
+
+namespace adjcomp {
+
+template <class T> struct ForwardBlock {
+  int steps, states;
+  Rows<T> x, dt, z, y, B, C;
+  Vec<T> bias, skip;
+  Ahead<T, 3> next;
+  Ahead<T, 1> output;
+  Inputs<T> in;
+  Vec<T> sum[kSteps];
+};
+
+// K states (or `count` where K is 0) through one block; their share of y is added to `sum`.
+template <class T, int K, Reach R> void forward_part(ForwardBlock<T>& k, int n0, int count, const Vec<T>* decay, Vec<T>* h) {
+  const int size = K ? K : count;
+  Vec<T> local[K ? K : 1];
+#pragma GCC unroll 16
+  for (int n = 0; n < K; ++n) local[n] = h[n];
+  Vec<T>* state = K ? local : h;
+  for (int s = 0; s < k.steps; ++s) {
+    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+    const Vec<T> delta = k.in.delta[s], u = k.in.u[s];
+    if (n0 == 0) {
+      k.next.fetch(s);
+      k.output.fetch_for_write(s);
+    }
+    Vec<T> even = k.sum[s], odd{};
+#pragma GCC unroll 16
+    for (int n = 0; n < size; ++n) {
+      state[n] = exp2_product<T, R>(delta, decay[n]) * state[n] + u * B[n];
+      if (n & 1)
+        odd += state[n] * C[n];
+      else
+        even += state[n] * C[n];
+    }
+    k.sum[s] = even + odd;
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < K; ++n) h[n] = local[n];
+}
+
+template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Vec<T>* decay, Vec<T>* h) {
+  for (int n = 0; n < k.states; n += 16) {
+    if (k.states - n >= 16)
+      forward_part<T, 16, R>(k, n, 16, decay + n, h + n);
+    else
+      forward_part<T, 0, R>(k, n, k.states - n, decay + n, h + n);
+  }
+}
+
+template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const Decay<T>& decay, Vec<T>* h) {
+  const Reach reach = read_inputs<T>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
+  for (int s = 0; s < k.steps; ++s) k.sum[s] = k.skip * k.in.x[s];
+  if (reach == Reach::kNarrow)
+    forward_parts<T, Reach::kNarrow>(k, decay.packed, h);
+  else if (reach == Reach::kNormal)
+    forward_parts<T, Reach::kNormal>(k, decay.packed, h);
+  else
+    forward_parts<T, Reach::kAny>(k, decay.packed, h);
+  for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.z ? k.sum[s] * silu<T>(load<T>(k.z.at(s))) : k.sum[s]);
+}
+
+template <class T> void forward_task(const Walk<T>& walk) {
+  const Arguments& a = walk.a;
+  const int64_t states = a.states;
+  Aligned<Vec<T>> packed(walk.vectors() * states), h(walk.vectors() * states);
+  Aligned<Decay<T>> decays(walk.vectors());
+  Tail<T, kSteps> x, dt, z, y;
+  ForwardBlock<T> k;
+  for (int64_t v = walk.first; v < walk.last; ++v) {
+    const int64_t at = v - walk.first;
+    decays.data[at] = pack_decay<T>(a, v * lanes<T>, walk.count(v), packed.data + at * states);
+    read_state<T>(a, a.h0, walk.b, v * lanes<T>, walk.count(v), h.data + at * states);
+  }
+  for (int64_t block = 0; block <= walk.blocks(); ++block) {
+    for (int64_t v = walk.first; v < walk.last; ++v) {
+      const int64_t at = v - walk.first, count = walk.count(v);
+      Vec<T>* state = h.data + at * states;
+      const bool end = block == walk.blocks();
+      if (end || block % kBlocks == 0) {
+        T* kept = walk.kept(end ? walk.kept_count() - 1 : block / kBlocks, v);
+        for (int64_t n = 0; n < states; ++n) store_some<T>(kept + n * count, state[n], int(count));
+      }
+      if (end) continue;
+      const Place p = walk.at(block, v), next = walk.next(block, v, 1);
+      k.steps = p.steps, k.states = int(states);
+      k.next = {}, k.output = {};
+      k.x = rows<T>(a.x, p), k.dt = rows<T>(a.dt, p), k.z = rows<T>(a.z, p), k.y = rows<T>(a.y, p);
+      k.B = rows<T>(a.B, p.b, p.t0, 0), k.C = rows<T>(a.C, p.b, p.t0, 0);
+      k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
+      k.next.add(rows<T>(a.x, next)), k.next.add(rows<T>(a.dt, next)), k.next.add(rows<T>(a.z, next));
+      k.output.add(k.y);
+      const Rows<T> out = k.y;
+      const bool partial = p.count < lanes<T>;
+      if (partial) {
+        k.x = x.read(k.x, p.steps, p.count), k.dt = dt.read(k.dt, p.steps, p.count), k.z = z.read(k.z, p.steps, p.count);
+        k.y = y.rows();
+      }
+      forward_block<T>(k, a.softplus, decays.data[at], state);
+      if (partial) y.write(out, p.steps, p.count);
+    }
+  }
+  for (int64_t v = walk.first; v < walk.last; ++v)
+    write_state<T>(a, a.h_last, walk.b, v * lanes<T>, walk.count(v), h.data + (v - walk.first) * states);
+}
+
+}  // namespace adjcomp

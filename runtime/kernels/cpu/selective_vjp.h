@@ -1,0 +1,303 @@
+// VJP of the selective scan: walks the blocks backwards, rebuilds one at a time and keeps its decays, so that each exponential is taken
+// once. Sums over channels (dB, dC) collect lane by lane in a buffer of one block and are folded when the block's channels are done.
+#pragma once
+#include "selective_common.h"
+
+namespace adjcomp {
+
+constexpr int kPart = 8;  // states whose λ, dA and A stay in registers through a block
+
+// One step of one state. The four lie together: as separate arrays they would start at equal offsets within a page, where a load
+// waits for any earlier store.
+template <class T> struct Cell {
+  Vec<T> decay, decayed, dB, dC;  // a, a h, and the lane sums of dB and dC
+};
+
+template <class T> struct VjpBlock {
+  int steps, states;
+  bool softplus;
+  Rows<T> x, dt, z, B, C, dy, dx, ddt, dz;
+  Vec<T> bias, skip;
+  Ahead<T, 4> next;
+  Ahead<T, 3> outputs;
+  Cell<T>* cells;  // (part, s, n)
+  Inputs<T> in;
+  Vec<T> slope[kSteps];  // dy times the derivative of the gate
+  Vec<T> y[kSteps], dout[kSteps], du[kSteps], dlog[kSteps];
+};
+
+// The cotangent before the gate, for each step.
+template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
+  for (int s = 0; s < k.steps; ++s) {
+    Vec<T> g = k.dy ? load<T>(k.dy.at(s)) : Vec<T>{};
+    k.slope[s] = Vec<T>{};
+    if (k.z) {
+      const Vec<T> z = load<T>(k.z.at(s)), open = sigmoid<T>(z);
+      k.slope[s] = g * open * (T(1) + z * (T(1) - open));
+      g *= z * open;
+    }
+    k.dout[s] = g;
+    dskip += g * k.in.x[s];
+    k.y[s] = k.skip * k.in.x[s];
+  }
+}
+
+// Rebuilds K states (or `count`): their decays and decayed states a h, their share of y, and dC.
+template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T>* h) {
+  const int size = K ? K : count;
+  Vec<T> local[K ? K : 1];
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) local[n] = h[n];
+  Vec<T>* state = K ? local : h;
+  Cell<T>* cells = k.cells + n0 * kSteps;
+  for (int s = 0; s < k.steps; ++s) {
+    if (n0 == 0) k.outputs.fetch_for_write(s);
+    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+    const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
+    Vec<T> even = k.y[s], odd{};
+#pragma GCC unroll 8
+    for (int n = 0; n < size; ++n) {
+      Cell<T>& cell = cells[s * size + n];
+      const Vec<T> decay = exp2_product<T, R>(delta, packed[n]), old = decay * state[n];
+      cell.decay = decay;
+      cell.decayed = old;
+      state[n] = old + u * B[n];
+      cell.dC += g * state[n];
+      if (n & 1)
+        odd += state[n] * C[n];
+      else
+        even += state[n] * C[n];
+    }
+    k.y[s] = even + odd;
+  }
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) h[n] = local[n];
+}
+
+template <class T> void gate_vjp(const VjpBlock<T>& k) {
+  for (int s = 0; s < k.steps && k.dz; ++s) store<T>(k.dz.at(s), k.slope[s] * k.y[s]);
+}
+
+// The adjoint recurrence of K states (or `count`) through a block.
+template <class T, int K>
+void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T>* lambda, Vec<T>* dA) {
+  const int size = K ? K : count;
+  Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) lambda_[n] = lambda[n], dA_[n] = dA[n];
+  Vec<T>*l_ = K ? lambda_ : lambda, *d_ = K ? dA_ : dA;
+  Cell<T>* cells = k.cells + n0 * kSteps;
+  for (int s = k.steps - 1; s >= 0; --s) {
+    if (n0 == 0) k.next.fetch(s);
+    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+    const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
+    Vec<T> du[2] = {}, dlog[2] = {};
+    if (n0) du[0] = k.du[s], dlog[0] = k.dlog[s];
+#pragma GCC unroll 8
+    for (int n = 0; n < size; ++n) {
+      Cell<T>& cell = cells[s * size + n];
+      const Vec<T> l = l_[n] + g * C[n], q = l * cell.decayed;
+      cell.dB += l * u;
+      du[n % 2] += l * B[n];
+      dlog[n % 2] += q * packed[n];
+      d_[n] += q * delta;
+      l_[n] = l * cell.decay;
+    }
+    k.du[s] = du[0] + du[1], k.dlog[s] = dlog[0] + dlog[1];
+  }
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) lambda[n] = lambda_[n], dA[n] = dA_[n];
+}
+
+template <class T> void write_inputs_vjp(const VjpBlock<T>& k, Vec<T>& dbias) {
+  for (int s = 0; s < k.steps; ++s) {
+    Vec<T> ddt = k.dlog[s] * T(kLn2) + k.in.x[s] * k.du[s];
+    if (k.softplus) ddt *= softplus_slope<T>(k.in.raw[s]);
+    dbias += ddt;
+    if (k.dx) store<T>(k.dx.at(s), k.in.delta[s] * k.du[s] + k.skip * k.dout[s]);
+    if (k.ddt) store<T>(k.ddt.at(s), ddt);
+  }
+}
+
+// What one vector of channels carries from block to block.
+template <class T> struct Carried {
+  Decay<T> decay;
+  Vec<T>*lambda, *dA;
+  Vec<T> dskip, dbias;
+};
+
+template <class T, Reach R> void rebuild_parts(VjpBlock<T>& k, const Vec<T>* decay, Vec<T>* h) {
+  for (int n = 0; n < k.states; n += kPart) {
+    if (k.states - n >= kPart)
+      rebuild_part<T, kPart, R>(k, n, kPart, decay + n, h + n);
+    else
+      rebuild_part<T, 0, R>(k, n, k.states - n, decay + n, h + n);
+  }
+}
+
+template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
+  const Reach reach = read_inputs<T>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in);
+  gate<T>(k, c.dskip);
+  if (reach == Reach::kNarrow)
+    rebuild_parts<T, Reach::kNarrow>(k, c.decay.packed, h);
+  else if (reach == Reach::kNormal)
+    rebuild_parts<T, Reach::kNormal>(k, c.decay.packed, h);
+  else
+    rebuild_parts<T, Reach::kAny>(k, c.decay.packed, h);
+  gate_vjp<T>(k);
+  for (int n = 0; n < k.states; n += kPart) {
+    if (k.states - n >= kPart)
+      adjoint_part<T, kPart>(k, n, kPart, c.decay.packed + n, c.lambda + n, c.dA + n);
+    else
+      adjoint_part<T, 0>(k, n, k.states - n, c.decay.packed + n, c.lambda + n, c.dA + n);
+  }
+  write_inputs_vjp<T>(k, c.dbias);
+}
+
+// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them.
+template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
+  for (int s = 0; s < k.steps; ++s) {
+    for (int n = 0; n < k.states; ++n) {
+      const int n0 = n / kPart * kPart, size = std::min(kPart, k.states - n0);
+      Cell<T>& cell = k.cells[n0 * kSteps + s * size + n - n0];
+      if (dB) dB[s * k.states + n] = sum_lanes<T>(cell.dB);
+      if (dC) dC[s * k.states + n] = sum_lanes<T>(cell.dC);
+      cell.dB = cell.dC = Vec<T>{};
+    }
+  }
+}
+
+// K states (or `count`) through a block, nothing else.
+template <class T, int K, Reach R>
+void advance_part(const Rows<T>& B, int steps, int n0, int count, const Inputs<T>& in, const Vec<T>* packed, Vec<T>* h) {
+  const int size = K ? K : count;
+  Vec<T> local[K ? K : 1];
+#pragma GCC unroll 16
+  for (int n = 0; n < K; ++n) local[n] = h[n];
+  Vec<T>* state = K ? local : h;
+  for (int s = 0; s < steps; ++s) {
+    const T* b = B.at(s) + n0;
+    const Vec<T> delta = in.delta[s], u = in.u[s];
+#pragma GCC unroll 16
+    for (int n = 0; n < size; ++n) state[n] = exp2_product<T, R>(delta, packed[n]) * state[n] + u * b[n];
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < K; ++n) h[n] = local[n];
+}
+
+template <class T, Reach R>
+void advance(const Rows<T>& B, int steps, int states, const Inputs<T>& in, const Vec<T>* packed, Vec<T>* h) {
+  for (int n = 0; n < states; n += 16) {
+    if (states - n >= 16)
+      advance_part<T, 16, R>(B, steps, n, 16, in, packed + n, h + n);
+    else
+      advance_part<T, 0, R>(B, steps, n, states - n, in, packed + n, h + n);
+  }
+}
+
+// The states before each block since the last kept one, up to `block`, for every vector of channels: (v, block, n).
+template <class T> void starts(const Walk<T>& walk, int64_t block, const Carried<T>* carried, Vec<T>* start) {
+  const Arguments& a = walk.a;
+  const int states = int(a.states);
+  Tail<T, kSteps> x, dt;
+  Inputs<T> in;
+  for (int64_t v = walk.first; v < walk.last; ++v) {
+    const Decay<T>& decay = carried[v - walk.first].decay;
+    const int count = walk.count(v);
+    Vec<T>* h = start + (v - walk.first) * kBlocks * states;
+    const T* kept = walk.kept(block / kBlocks, v);
+    for (int n = 0; n < states; ++n) h[n] = load_some<T>(kept + n * count, count);
+    for (int64_t at = block / kBlocks * kBlocks; at < block; ++at, h += states) {
+      const Place p = walk.at(at, v);
+      Rows<T> x_ = rows<T>(a.x, p), dt_ = rows<T>(a.dt, p);
+      if (count < lanes<T>) x_ = x.read(x_, p.steps, count), dt_ = dt.read(dt_, p.steps, count);
+      const Reach reach = read_inputs<T>(x_, dt_, p.steps, per_channel<T>(a.bias, p), a.softplus, decay, in);
+      const Rows<T> B = rows<T>(a.B, p.b, p.t0, 0);
+      std::copy(h, h + states, h + states);
+      if (reach == Reach::kNarrow)
+        advance<T, Reach::kNarrow>(B, p.steps, states, in, decay.packed, h + states);
+      else if (reach == Reach::kNormal)
+        advance<T, Reach::kNormal>(B, p.steps, states, in, decay.packed, h + states);
+      else
+        advance<T, Reach::kAny>(B, p.steps, states, in, decay.packed, h + states);
+    }
+  }
+}
+
+template <class T> void place_block(const Walk<T>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
+  const Arguments& a = walk.a;
+  const Place p = walk.at(block, v), next = walk.next(block, v, -1);
+  k.steps = p.steps, k.states = int(a.states), k.softplus = a.softplus;
+  k.x = rows<T>(a.x, p), k.dt = rows<T>(a.dt, p), k.z = rows<T>(a.z, p), k.dy = rows<T>(a.dy, p);
+  k.B = rows<T>(a.B, p.b, p.t0, 0), k.C = rows<T>(a.C, p.b, p.t0, 0);
+  k.dx = rows<T>(a.dx, p), k.ddt = rows<T>(a.ddt, p), k.dz = rows<T>(a.dz, p);
+  k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
+  k.next = {}, k.outputs = {};
+  for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.next.add(rows<T>(*m, next));
+  for (const Rows<T>& r : {k.dx, k.ddt, k.dz}) k.outputs.add(r);
+}
+
+// Runs one block on a vector of channels; where channels don't fill it, on copies.
+template <class T> struct VectorRunner {
+  Tail<T, kSteps> x, dt, z, dy, dx, ddt, dz;
+  void operator()(VjpBlock<T>& k, int count, Carried<T>& c, Vec<T>* h) {
+    if (count == lanes<T>) return vjp_block<T>(k, c, h);
+    const Rows<T> to_dx = k.dx, to_ddt = k.ddt, to_dz = k.dz;
+    k.x = x.read(k.x, k.steps, count), k.dt = dt.read(k.dt, k.steps, count);
+    k.z = z.read(k.z, k.steps, count), k.dy = dy.read(k.dy, k.steps, count);
+    k.dx = to_dx ? dx.rows() : to_dx, k.ddt = to_ddt ? ddt.rows() : to_ddt, k.dz = to_dz ? dz.rows() : to_dz;
+    vjp_block<T>(k, c, h);
+    dx.write(to_dx, k.steps, count), ddt.write(to_ddt, k.steps, count), dz.write(to_dz, k.steps, count);
+  }
+};
+
+template <class T> void start_vjp(const Walk<T>& walk, Vec<T>* memory, Carried<T>* carried) {
+  const int64_t states = walk.a.states;
+  for (int64_t v = walk.first; v < walk.last; ++v) {
+    Carried<T>& c = carried[v - walk.first];
+    Vec<T>* at = memory + 3 * (v - walk.first) * states;
+    c.lambda = at + states, c.dA = at + 2 * states;
+    c.dskip = c.dbias = Vec<T>{};
+    c.decay = pack_decay<T>(walk.a, v * lanes<T>, walk.count(v), at);
+    read_state<T>(walk.a, walk.a.dh_last, walk.b, v * lanes<T>, walk.count(v), c.lambda);
+    std::fill(c.dA, c.dA + states, Vec<T>{});
+  }
+}
+
+template <class T> void finish_vjp(const Walk<T>& walk, const Carried<T>* carried) {
+  const Arguments& a = walk.a;
+  for (int64_t v = walk.first; v < walk.last; ++v) {
+    const Carried<T>& c = carried[v - walk.first];
+    const int count = walk.count(v);
+    const int64_t channel = walk.b * a.channels + v * lanes<T>;
+    write_state<T>(a, a.dA, walk.b, v * lanes<T>, count, c.dA);
+    write_state<T>(a, a.dh0, walk.b, v * lanes<T>, count, c.lambda);
+    if (a.dD) store_some<T>(static_cast<T*>(a.dD) + channel, c.dskip, count);
+    if (a.dbias) store_some<T>(static_cast<T*>(a.dbias) + channel, c.dbias, count);
+  }
+}
+
+template <class T> void vjp_task(const Walk<T>& walk, int64_t group) {
+  const Arguments& a = walk.a;
+  const int64_t states = a.states;
+  Aligned<Vec<T>> memory(3 * walk.vectors() * states), start(walk.vectors() * kBlocks * states);
+  Aligned<Cell<T>> cells(kSteps * states);
+  Aligned<Carried<T>> carried(walk.vectors());
+  start_vjp<T>(walk, memory.data, carried.data);
+  VectorRunner<T> run;
+  VjpBlock<T> k;
+  k.cells = cells.data;
+  std::fill(cells.data, cells.data + kSteps * states, Cell<T>{});
+  for (int64_t block = walk.blocks() - 1; block >= 0; --block) {
+    if (block == walk.blocks() - 1 || block % kBlocks == kBlocks - 1) starts<T>(walk, block, carried.data, start.data);
+    for (int64_t v = walk.first; v < walk.last; ++v) {
+      place_block<T>(walk, block, v, k);
+      run(k, walk.count(v), carried.data[v - walk.first], start.data + ((v - walk.first) * kBlocks + block % kBlocks) * states);
+    }
+    const int64_t base = ((walk.b * a.groups + group) * a.steps + block * kSteps) * states;
+    fold<T>(k, a.dB ? static_cast<T*>(a.dB) + base : nullptr, a.dC ? static_cast<T*>(a.dC) + base : nullptr);
+  }
+  finish_vjp<T>(walk, carried.data);
+}
+
+}  // namespace adjcomp

@@ -1,0 +1,167 @@
+// Vectors of the machine's own width, and the elementary functions that the kernels need, for float and double.
+//
+// Built with GCC's vector extension (Clang has it too) and without -ffast-math, so that NaN, infinities and subnormals behave.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#define ADJCOMP_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define ADJCOMP_VECTOR_BYTES 32
+#else
+#define ADJCOMP_VECTOR_BYTES 16
+#endif
+
+namespace adjcomp {
+
+typedef float VecFloat __attribute__((vector_size(ADJCOMP_VECTOR_BYTES)));
+typedef double VecDouble __attribute__((vector_size(ADJCOMP_VECTOR_BYTES)));
+typedef int32_t VecInt __attribute__((vector_size(ADJCOMP_VECTOR_BYTES)));
+typedef int64_t VecLong __attribute__((vector_size(ADJCOMP_VECTOR_BYTES)));
+
+template <class T> using Vec = std::conditional_t<std::is_same<T, float>::value, VecFloat, VecDouble>;
+template <class T> using VecBits = std::conditional_t<std::is_same<T, float>::value, VecInt, VecLong>;
+template <class T> constexpr int lanes = ADJCOMP_VECTOR_BYTES / sizeof(T);
+
+template <class T> inline Vec<T> splat(T value) { return Vec<T>{} + value; }
+
+template <class T> inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T> inline void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
+
+// The first `count` lanes; the others are zero, or left alone in memory.
+template <class T> inline Vec<T> load_some(const T* p, int count) {
+  if (count == lanes<T>) return load<T>(p);
+  Vec<T> v{};
+  std::memcpy(&v, p, sizeof(T) * count);
+  return v;
+}
+template <class T> inline void store_some(T* p, Vec<T> v, int count) {
+  if (count == lanes<T>) return store<T>(p, v);
+  std::memcpy(p, &v, sizeof(T) * count);
+}
+
+// The largest of the lanes; NaN is passed over unless it is the first.
+template <class T> inline T largest_lane(Vec<T> v) {
+  T best = v[0];
+  for (int i = 1; i < lanes<T>; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+template <class T> inline T sum_lanes(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < lanes<T>; ++i) total += v[i];
+  return total;
+}
+
+// 2^f for f in [-0.5, 0.5]: 1 + f q(f), minimax in relative error (9e-8 for float, 4e-18 for double).
+inline VecFloat exp2_fraction(VecFloat f) {
+  VecFloat q = f * 0x1.5bbap-10f + 0x1.3cea88p-7f;
+  q = q * f + 0x1.c6b754p-5f;
+  q = q * f + 0x1.ebf9bcp-3f;
+  q = q * f + 0x1.62e42ap-1f;
+  return q * f + 1.0f;
+}
+inline VecDouble exp2_fraction(VecDouble f) {
+  const double c[] = {0.6931471805599453,    0.2402265069591013,     0.055504108664820084,   0.009618129107594112,
+                      0.0013333558146774776, 0.00015403530457120838, 1.525273349299735e-05,  1.321543527847803e-06,
+                      1.0178199620024734e-07, 7.0737838391453505e-09, 4.4347647168011575e-10};
+  VecDouble q = splat<double>(c[10]);
+  for (int i = 9; i >= 0; --i) q = q * f + c[i];
+  return q * f + 1.0;
+}
+
+template <class T> struct Format;
+template <> struct Format<float> {
+  // Adding `magic` rounds to an integer and leaves it, biased for an exponent field, in the low bits.
+  static constexpr float magic = 0x1.8p23f + 127.0f, low = -127.0f, high = 128.0f;
+  static constexpr int shift = 23;
+};
+template <> struct Format<double> {
+  static constexpr double magic = 0x1.8p52 + 1023.0, low = -1023.0, high = 1024.0;
+  static constexpr int shift = 52;
+};
+
+// 2^fraction times 2^k, where `shifted` is k + magic.
+template <class T> inline Vec<T> scaled_exp2(Vec<T> fraction, Vec<T> shifted) {
+  VecBits<T> bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits <<= Format<T>::shift;
+  Vec<T> scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return exp2_fraction(fraction) * scale;
+}
+
+// What is known of the exponents of a block, so that 2^v costs no more than it must.
+enum class Reach {
+  kNarrow,  // float only: -2 <= v <= 0 or NaN, one polynomial without reduction (relative error 4e-7 at -2, 6e-8 near 0)
+  kNormal,  // |v| < high - 2 or NaN: the result is a normal number
+  kAny,     // 0 below the normal range, infinity above it
+};
+
+// 2^(a b), the product taken exactly where there is a fused multiply-add. NaN stays NaN.
+template <class T, Reach R> inline Vec<T> exp2_product(Vec<T> a, Vec<T> b) {
+  if constexpr (R == Reach::kNarrow) {
+    const Vec<T> v = a * b;
+    Vec<T> q = v * T(0x1.075af4p-17) + T(0x1.17daeep-13);
+    q = q * v + T(0x1.5564c0p-10);
+    q = q * v + T(0x1.3a5480p-7);
+    q = q * v + T(0x1.c69a66p-5);
+    q = q * v + T(0x1.ebfb00p-3);
+    q = q * v + T(0x1.62e430p-1);
+    return q * v + T(1);
+  }
+  if constexpr (R == Reach::kNormal) {
+    const Vec<T> shifted = a * b + Format<T>::magic;
+    return scaled_exp2<T>(a * b - (shifted - Format<T>::magic), shifted);
+  }
+  Vec<T> v = a * b;
+  v = v < Format<T>::low ? splat<T>(Format<T>::low) : v;
+  v = v > Format<T>::high ? splat<T>(Format<T>::high) : v;
+  const Vec<T> shifted = v + Format<T>::magic;
+  return scaled_exp2<T>(v - (shifted - Format<T>::magic), shifted);
+}
+
+// e^v; 0 below the normal range, infinity above it, NaN stays NaN.
+template <class T> inline Vec<T> exp(Vec<T> v) {
+  const T log2e = T(1.442695040888963407359924681001892137L);
+  const T ln2_high = std::is_same<T, float>::value ? T(0x1.62e4p-1) : T(0x1.62e42fefa38p-1);  // short, so that k times it is exact
+  const T ln2_low = T(0.693147180559945309417232121458176568L - (long double)ln2_high);
+  const T low = T(0.69314718) * Format<T>::low, high = T(0.69314718) * Format<T>::high;
+  v = v < low ? splat<T>(low) : v;
+  v = v > high ? splat<T>(high) : v;
+  const Vec<T> shifted = v * log2e + Format<T>::magic;
+  const Vec<T> whole = shifted - Format<T>::magic;
+  const Vec<T> rest = (v - whole * ln2_high) - whole * ln2_low;
+  return scaled_exp2<T>(rest * log2e, shifted);
+}
+
+template <class T> inline Vec<T> sigmoid(Vec<T> v) { return T(1) / (T(1) + exp<T>(-v)); }
+
+template <class T> inline Vec<T> silu(Vec<T> v) { return v * sigmoid<T>(v); }
+
+// log(1 + e) for e in [0, 1], as 2 artanh(e / (2 + e)).
+template <class T> inline Vec<T> log1p_unit(Vec<T> e) {
+  const Vec<T> s = e / (e + T(2)), square = s * s;
+  constexpr int terms = std::is_same<T, float>::value ? 8 : 18;
+  Vec<T> sum = splat<T>(T(1) / T(2 * terms + 1));
+  for (int k = terms - 1; k >= 0; --k) sum = sum * square + T(1) / T(2 * k + 1);
+  return T(2) * s * sum;
+}
+
+// log(1 + e^v); as torch, the identity above 20.
+template <class T> inline Vec<T> softplus(Vec<T> v) {
+  const Vec<T> positive = v > T(0) ? v : Vec<T>{};
+  const Vec<T> magnitude = v > T(0) ? v : -v;
+  const Vec<T> exact = positive + log1p_unit<T>(exp<T>(-magnitude));
+  return v > T(20) ? v : exact;
+}
+template <class T> inline Vec<T> softplus_slope(Vec<T> v) { return v > T(20) ? splat<T>(T(1)) : sigmoid<T>(v); }
+
+}  // namespace adjcomp
