@@ -1,5 +1,95 @@
-"""`adjcomp::causal_conv1d` on a CPU."""
+"""`adjcomp::causal_conv1d` on a CPU: causal_conv1d.cpp, or the torch form where there is no compiler."""
 
-from adjcomp.runtime.kernels.cpu.chunked_conv import causal_conv1d, causal_conv1d_vjp
+from __future__ import annotations
 
-__all__ = ["causal_conv1d", "causal_conv1d_vjp"]
+import ctypes
+
+import torch
+from torch import Tensor
+
+from adjcomp.ops.library import state_dtype
+from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
+from adjcomp.runtime.kernels.cpu import chunked_conv
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense, load, required, rows, run, suffix, threads_for
+
+
+class Arguments(ctypes.Structure):
+    """Mirrors `Arguments` of causal_conv1d.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "steps", "channels", "width", "silu", "threads")),
+        *((name, Matrix) for name in ("x", "y", "dy", "dx", "tail", "dtail_last", "dtail")),
+        *((name, ctypes.c_void_p) for name in ("taps", "bias", "dtaps")),
+    )
+
+
+def _common(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, silu: bool, wide: torch.dtype
+) -> dict[str, int | Tensor | None]:
+    batch, steps, channels = x.shape
+    return {
+        "batch": batch,
+        "steps": steps,
+        "channels": channels,
+        "width": weight.shape[1],
+        "silu": silu,
+        "threads": threads_for(x.numel()),
+        "x": rows(x, wide),
+        "tail": dense(tail, wide) if weight.shape[1] > 1 else None,
+        "taps": dense(weight.mT, wide),
+        "bias": dense(bias, wide),
+    }
+
+
+def last_rows(x: Tensor, tail: Tensor | None, count: int, wide: torch.dtype) -> Tensor:
+    """The last `count` rows of the tail (zeros when None) followed by x, (B, count, D)."""
+    new = x[:, max(0, x.shape[1] - count) :].to(wide)
+    missing = count - new.shape[1]
+    if missing == 0:
+        return new.clone(memory_format=torch.contiguous_format)
+    shape = (x.shape[0], missing, x.shape[2])
+    old = torch.zeros(shape, dtype=wide, device=x.device) if tail is None else tail[:, tail.shape[1] - missing :].to(wide)
+    return torch.cat([old, new], 1)
+
+
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, silu: bool) -> tuple[Tensor, Tensor]:
+    """See `adjcomp.ops.causal_conv1d`."""
+    if load("causal_conv1d") is None or x.numel() == 0:
+        return chunked_conv.causal_conv1d(x, weight, bias, tail, silu)
+    wide = state_dtype(x, weight, bias, tail)
+    y = x.new_empty(x.shape, dtype=wide)
+    run("causal_conv1d", f"forward_{suffix(wide)}", Arguments, {**_common(x, weight, bias, tail, silu, wide), "y": y})
+    return y.to(x.dtype), last_rows(x, tail, weight.shape[1] - 1, wide)
+
+
+def causal_conv1d_vjp(
+    dy: Tensor | None,
+    dtail_last: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tail: Tensor | None,
+    silu: bool,
+    mask: Mask,
+) -> tuple[Tensor | None, ...]:
+    """Cotangents of x, weight, bias and tail."""
+    if load("causal_conv1d") is None or x.numel() == 0:
+        return chunked_conv.causal_conv1d_vjp(dy, dtail_last, x, weight, bias, tail, silu, mask)
+    wide, width = state_dtype(x, weight, bias, tail), weight.shape[1]
+    blocks = -(-x.shape[1] // required("causal_conv1d").block_steps())
+    dx = x.new_empty(x.shape, dtype=wide) if mask[0] else None
+    dtaps = x.new_empty((x.shape[0], blocks, width + 1, x.shape[2]), dtype=wide) if mask[1] or mask[2] else None
+    dtail = None if not mask[3] or tail is None else x.new_zeros(tail.shape, dtype=wide)
+    values = {
+        **_common(x, weight, bias, tail, silu, wide),
+        "dy": None if dy is None else rows(dy, wide),
+        "dtail_last": None if dtail_last is None or width == 1 else dense(dtail_last, wide),
+        "dx": dx,
+        "dtaps": dtaps,
+        "dtail": dtail if width > 1 else None,
+    }
+    run("causal_conv1d", f"vjp_{suffix(wide)}", Arguments, values)
+    total = None if dtaps is None else dtaps.sum((0, 1))
+    dweight = None if total is None else total[:width].mT.contiguous()
+    dbias = None if total is None else total[width].clone()
+    return tuple(cast_like([dx, dweight, dbias, dtail], [x, weight, bias, tail], mask))

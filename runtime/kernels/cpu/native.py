@@ -14,6 +14,9 @@ from torch import Tensor
 from adjcomp.runtime.kernels.cpu.build import BuildError, library
 
 
+SHARED_WORK = 1 << 14  # numbers below which waking other threads costs more than it gains
+
+
 class Matrix(ctypes.Structure):
     """A (batch, time, inner) tensor whose inner dimension is contiguous; strides in elements. A null pointer stands for None."""
 
@@ -70,12 +73,17 @@ def matrix(t: Tensor) -> Matrix:
     return Matrix(t.data_ptr(), t.stride(0), t.stride(1))
 
 
+def threads_for(work: int) -> int:
+    """torch's thread count, or 1 where the work (in numbers) is too small to share."""
+    return torch.get_num_threads() if work >= SHARED_WORK else 1
+
+
 def groups(batch: int, vectors: int, threads: int) -> int:
     """Into how many parts to split the channels so that batch x parts keeps every thread equally busy."""
     return max(1, min(vectors, threads // math.gcd(batch, threads)))
 
 
-def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | Tensor | None]) -> None:
+def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | Matrix | Tensor | None]) -> None:
     """Call `<entry>` of the library `name` with one structure, whose fields are filled by name; absent ones are null.
 
     Tensors must have the entry's dtype and have gone through `rows` (matrices) or be contiguous (pointers).

@@ -11,7 +11,7 @@ from adjcomp.ops.library import checkpoint_count, state_dtype
 from adjcomp.ops.selective import CHECKPOINT_STEPS
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 from adjcomp.runtime.kernels.cpu import chunked_selective
-from adjcomp.runtime.kernels.cpu.native import Matrix, dense, groups, load, required, rows, run, suffix
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense, groups, load, required, rows, run, suffix, threads_for
 
 
 class Arguments(ctypes.Structure):
@@ -28,7 +28,7 @@ class Arguments(ctypes.Structure):
 def _sizes(x: Tensor, A: Tensor, wide: torch.dtype, softplus: bool) -> dict[str, int]:
     batch, steps, channels = x.shape
     lanes = getattr(required("selective_scan"), f"lanes_{suffix(wide)}")()
-    threads = torch.get_num_threads()
+    threads = threads_for(x.numel())
     parts = groups(batch, -(-channels // lanes), threads)
     return {
         "batch": batch,
@@ -54,7 +54,7 @@ def selective_scan(
     dt_softplus: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `adjcomp.ops.selective_scan`; also returns the states before each block and after the last, (batch, block, N, D)."""
-    if load("selective_scan") is None:
+    if load("selective_scan") is None or x.numel() == 0 or A.numel() == 0:
         return chunked_selective.selective_scan(x, dt, A, B, C, D, z, dt_bias, h0, dt_softplus)
     wide = state_dtype(x, dt, A, B, C, D, z, dt_bias, h0)
     sizes = _sizes(x, A, wide, dt_softplus)
@@ -93,7 +93,7 @@ def selective_scan_vjp(
     mask: Mask,
 ) -> tuple[Tensor | None, ...]:
     """Cotangents of (x, dt, A, B, C, D, z, dt_bias, h0)."""
-    if load("selective_scan") is None:
+    if load("selective_scan") is None or x.numel() == 0 or A.numel() == 0:
         return chunked_selective.selective_scan_vjp(dy, dh_last, x, dt, A, B, C, D, z, dt_bias, states, dt_softplus, mask)
     wide = states.dtype
     sizes = _sizes(x, A, wide, dt_softplus)
