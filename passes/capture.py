@@ -1,15 +1,14 @@
 """Trace a model, whole and unmodified, to one ATen graph in which only time is symbolic.
 
 `torch.fx.symbolic_trace` cannot follow the models of this field; `make_fx` on fake tensors can. Parameters and buffers enter as
-inputs through `torch.func.functional_call`, sequence kernels become `adjcomp.ops` nodes (see `lowering`), and what autograd does
+inputs, sequence kernels become `adjcomp.ops` nodes (see `lowering`), and what autograd does
 beside the arithmetic is either recorded on the nodes (`no_grad` regions) or refused by name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,13 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
 from adjcomp.errors import CaptureError
 from adjcomp.passes.lowering import kernels_as_ops
-from adjcomp.passes.provenance import Provenance, refuse_inner_hooks
+from adjcomp.passes.provenance import Provenance, refuse_modules
+from adjcomp.passes.substitute import check_attributes, reassigned_buffers, substituted
 
 TIME_HINT = 1031  # a prime, so that no other size of a model is mistaken for time
 _CAPTURE_LOCK = threading.Lock()  # capture binds names of other modules; two captures at once would restore them wrongly
@@ -39,6 +39,8 @@ class TracedModel:
     time: the symbol that stands for the sequence length.
     inputs: one `InputTensor` a tensor input, in placeholder order.
     output_spec, output_leaves: the output structure; a leaf is an index into the graph's outputs or a constant.
+    reassigned: buffers to which forward assigns a new tensor; their values are the last outputs of the graph.
+    guards: conditions on time under which the graph is the model.
     """
 
     graph: fx.GraphModule
@@ -48,6 +50,7 @@ class TracedModel:
     inputs: tuple[InputTensor, ...]
     output_spec: pytree.TreeSpec
     output_leaves: tuple[OutputLeaf, ...]
+    reassigned: tuple[str, ...]
     guards: tuple[Any, ...]
 
 
@@ -141,32 +144,32 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
     Raises CaptureError (a ValueError) naming the module, the op and the source line of what cannot be captured.
     """
-    refuse_inner_hooks(model)
+    refuse_modules(model)
     call = describe_call(args, kwargs)
-    provenance = Provenance(model)
-    with _CAPTURE_LOCK, _module_state_restored(model), kernels_as_ops():
-        return _trace(model, call, provenance)
+    with _CAPTURE_LOCK, kernels_as_ops():
+        return _Tracer(model, call).run()
 
 
-@contextlib.contextmanager
-def _module_state_restored(model: torch.nn.Module) -> Iterator[None]:
-    """Undo attribute assignments that a forward makes on its modules (a cached mask, a step counter)."""
-    before = [(module, dict(module.__dict__)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            if module.__dict__ != attributes:
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
+class _TimeShapes(ShapeEnv):
+    """Refuses a model that turns the sequence length into a number, at the place where it does."""
+
+    def __init__(self, provenance: Provenance) -> None:
+        super().__init__()
+        self.provenance = provenance
+
+    def _set_replacement(self, a: Any, tgt: Any, msg: str) -> None:
+        raise CaptureError(
+            f"{self.provenance.here()}: the model fixes the sequence length while it runs ({a} = {tgt}): a Python loop over time, or a size "
+            "written as a number. Write a recurrence with adjcomp.ops (linear_scan, selective_scan, ssd …), and sizes as x.shape[1]"
+        )
 
 
 class _Fakes:
     """Fake tensors over one time symbol."""
 
-    def __init__(self) -> None:
-        self.env = ShapeEnv()
-        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=False)
+    def __init__(self, provenance: Provenance) -> None:
+        self.env = _TimeShapes(provenance)
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         seed = self.mode.from_tensor(
             torch.empty(TIME_HINT, device="meta"),
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
@@ -174,57 +177,93 @@ class _Fakes:
         self.time = seed.shape[0]
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A stand-in for a parameter or buffer."""
         return self.mode.from_tensor(tensor.detach(), static_shapes=True)
 
     def input(self, tensor: torch.Tensor, time_dim: int | None) -> torch.Tensor:
+        """A stand-in for an input, with the symbol where time is."""
         sizes = [self.time if dim == time_dim else size for dim, size in enumerate(tensor.shape)]
         with self.mode:
             return torch.empty(sizes, dtype=tensor.dtype, device=tensor.device)
 
 
-def _trace(model: torch.nn.Module, call: CallTensors, provenance: Provenance) -> TracedModel:
-    fakes = _Fakes()
-    parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
-    fake_parameters = [fakes.parameter(p) for p in parameters.values()]
-    fake_buffers = [fakes.parameter(b) for b in buffers.values()]
-    fake_inputs = [fakes.input(t, i.time_dim) for t, i in zip(tensors, call.inputs, strict=True)]
-    outputs: dict[str, Any] = {}
+class _Tracer:
+    """One capture in progress."""
 
-    def forward(*flat: torch.Tensor) -> list[torch.Tensor]:
-        state = dict(zip([*parameters, *buffers], flat, strict=False))
+    def __init__(self, model: torch.nn.Module, call: CallTensors) -> None:
+        self.model = model
+        self.call = call
+        self.provenance = Provenance(model)
+        self.fakes = _Fakes(self.provenance)
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
+        self.leaves: list[Any] = []
+        self.spec: pytree.TreeSpec | None = None
+        self.reassigned: tuple[str, ...] = ()
+
+    def run(self) -> TracedModel:
+        tensors = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.Tensor)]
+        stand_ins = [self.fakes.parameter(t) for t in (*self.parameters.values(), *self.buffers.values())]
+        inputs = [self.fakes.input(t, i.time_dim) for t, i in zip(tensors, self.call.inputs, strict=True)]
+        graph = self._traced([*stand_ins, *inputs])
+        _lift_constants(graph, self.fakes.mode)
+        assert self.spec is not None
+        return TracedModel(
+            graph=graph,
+            time=self.fakes.time.node.expr,
+            parameter_names=tuple(self.parameters),
+            buffer_names=tuple(self.buffers),
+            inputs=self.call.inputs,
+            output_spec=self.spec,
+            output_leaves=_index_leaves(self.leaves),
+            reassigned=self.reassigned,
+            guards=tuple(guard.expr for guard in self.fakes.env.guards),
+        )
+
+    def forward(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """What is traced: parameters, buffers, inputs -> output tensors, then new values of the buffers that forward reassigns."""
+        state = [*self.parameters.values(), *self.buffers.values()]
         rest = iter(flat[len(state) :])
-        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, call.spec)
-        with provenance.observed():
-            result = torch.func.functional_call(model, state, args, kwargs)
-        outputs["leaves"], outputs["spec"] = _flatten_output(result)
-        return [leaf for leaf in outputs["leaves"] if isinstance(leaf, torch.Tensor)]
+        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.call.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.call.spec)
+        given = dict(zip(self.buffers, flat[len(self.parameters) : len(state)], strict=True))
+        with substituted(self.model, {id(t): stand_in for t, stand_in in zip(state, flat, strict=False)}):
+            before = {id(m): dict(vars(m)) for m in self.model.modules()}
+            with self.provenance.observed():
+                result = self.model.forward(*args, **kwargs)  # not the call itself: hooks of the root module run around a compiled call
+            check_attributes(self.model, before)
+            changed = reassigned_buffers(self.model, given)
+        self.leaves, self.spec = _flatten_output(result)
+        self.reassigned = tuple(changed)
+        return [*(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)), *changed.values()]
 
-    graph = _run_tracer(forward, fakes, (*fake_parameters, *fake_buffers, *fake_inputs), provenance)
-    return TracedModel(
-        graph=graph,
-        time=fakes.time.node.expr,
-        parameter_names=tuple(parameters),
-        buffer_names=tuple(buffers),
-        inputs=call.inputs,
-        output_spec=outputs["spec"],
-        output_leaves=_index_leaves(outputs["leaves"]),
-        guards=_checked_guards(fakes.env),
-    )
+    def _traced(self, inputs: list[torch.Tensor]) -> fx.GraphModule:
+        try:
+            with self.fakes.mode, enable_python_dispatcher(), torch.enable_grad():
+                return make_fx(self.forward, _allow_non_fake_inputs=True)(*inputs)
+        except CaptureError:
+            raise
+        except GuardOnDataDependentSymNode as error:
+            raise CaptureError(
+                f"{self.provenance.last_place()}: a branch or a size that depends on the values of a tensor cannot be captured; use torch.where, "
+                "or compute it outside of forward"
+            ) from error
+        except Exception as error:
+            place = self.provenance.last_place()
+            raise CaptureError(f"the model cannot be traced: {place}: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _run_tracer(
-    forward: Callable[..., list[torch.Tensor]], fakes: _Fakes, inputs: tuple[torch.Tensor, ...], provenance: Provenance
-) -> fx.GraphModule:
-    try:
-        with fakes.mode, enable_python_dispatcher(), torch.enable_grad():
-            return make_fx(forward)(*inputs)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(f"the model cannot be traced: {provenance.last_place()}: {type(error).__name__}: {_first_line(error)}") from error
+def _lift_constants(graph: fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Tensors that are neither parameters, buffers nor inputs stay constants of the graph; one that wants a gradient is refused."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            if constant.requires_grad:
+                raise CaptureError(
+                    f"forward reads a tensor of shape {tuple(constant.shape)} that requires grad but is no registered parameter of the model: "
+                    "assign it as an nn.Parameter, or pass it as an argument"
+                )
+            node.meta.setdefault("val", mode.from_tensor(constant, static_shapes=True))
 
 
 def _first_line(error: Exception) -> str:
@@ -252,10 +291,3 @@ def _index_leaves(leaves: list[Any]) -> tuple[OutputLeaf, ...]:
         else:
             indexed.append(OutputLeaf(None, leaf))
     return tuple(indexed)
-
-
-def _checked_guards(env: ShapeEnv) -> tuple[Any, ...]:
-    if env.replacements:
-        fixed = ", ".join(f"T = {value}" for value in env.replacements.values())
-        raise CaptureError(f"the model fixes the sequence length while it runs ({fixed}): its forward must work for any T")
-    return tuple(guard.expr for guard in env.guards)

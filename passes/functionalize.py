@@ -32,16 +32,23 @@ class Functional:
     updated: tuple[str, ...]
 
 
-def functionalize(graph: fx.Graph, names: tuple[str, ...], parameters: frozenset[str], wanted: frozenset[str]) -> Functional:
+def functionalize(
+    graph: fx.Graph,
+    names: tuple[str, ...],
+    parameters: frozenset[str],
+    wanted: frozenset[str],
+    reassigned: tuple[str, ...] = (),
+) -> Functional:
     """A copy of `graph` in which no operation changes a value.
 
     names: of the placeholders, in order. parameters: those that must not change. wanted: those whose gradient is wanted.
+    reassigned: buffers whose new values are the last outputs of `graph`.
     Raises CaptureError naming the module and the operation for a write that has no such form, or that autograd would not see.
     """
     writer = _Writer(graph, names, parameters, wanted)
     for node in graph.nodes:
         writer.visit(node)
-    return writer.finish()
+    return writer.finish(reassigned)
 
 
 def mutates(node: fx.Node) -> bool:
@@ -75,12 +82,13 @@ class _Writer:
                 self.parent[node] = node.args[0]  # type: ignore[assignment]
             self._set(node, self.emitter.copy(node, self.read))
 
-    def finish(self) -> Functional:
+    def finish(self, reassigned: tuple[str, ...]) -> Functional:
         assert self.output_node is not None
-        results = [self.read(n) for n in (*self.outputs, *self.updated)]
+        changed = [n for n in self.updated if self.names[n] not in reassigned]
+        results = [self.read(n) for n in (*self.outputs, *changed)]
         made = self.emitter.graph.output(results)
         made.meta = dict(self.output_node.meta)
-        return Functional(self.emitter.graph, tuple(self.names[n] for n in self.updated))
+        return Functional(self.emitter.graph, (*reassigned, *(self.names[n] for n in changed)))
 
     def base(self, node: fx.Node) -> fx.Node:
         while node in self.parent:
@@ -126,6 +134,8 @@ class _Writer:
         place = f"{node.meta.get('where', 'the root module')}: {node.target}"
         if base in self.names and self.names[base] in self.parameters:
             raise CaptureError(f"{place} changes the parameter {self.names[base]!r} in place during forward")
+        if base in self.emitter.differentiable and base in self.names:
+            raise CaptureError(f"{place} changes the input {self.names[base]!r}, which requires grad, in place")
         hidden = node.meta.get("no_grad") or any(n.target is aten.detach.default for n in path)
         if hidden and (self.read(base) in self.emitter.differentiable or value in self.emitter.differentiable):
             raise CaptureError(

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 import adjcomp.ops
 from adjcomp.errors import CaptureError
@@ -36,14 +37,27 @@ _HOOK_FIELDS = (
 )
 
 
-def refuse_inner_hooks(model: torch.nn.Module) -> None:
-    """Hooks on the root module run around the compiled call; hooks on inner modules would be skipped, so they are refused."""
+def refuse_modules(model: torch.nn.Module) -> None:
+    """CaptureError for a module of a kind that no tile can hold, and for hooks on inner modules, which would be skipped.
+
+    Hooks on the root module run around the compiled call.
+    """
     for name, module in model.named_modules():
-        if name and any(getattr(module, field) for field in _HOOK_FIELDS):
+        if isinstance(module, torch.nn.RNNBase):
+            raise CaptureError(
+                f"module {name!r} ({type(module).__name__}) is a recurrence that is not linear in its state: it has no chunked form here. "
+                "Recurrences that have one are in adjcomp.ops"
+            )
+        if name and any(_lasting(getattr(module, field)) for field in _HOOK_FIELDS):
             raise CaptureError(
                 f"module {name!r} ({type(module).__name__}) has forward or backward hooks: they would not run inside tiles. "
                 "Remove them, or register them on the root module or on parameters"
             )
+
+
+def _lasting(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Hooks other than those by which transformers only marks embeddings as wanting a gradient."""
+    return [hook for hook in hooks.values() if getattr(hook, "__name__", "") != "make_inputs_require_grads"]
 
 
 class Provenance:
@@ -77,7 +91,9 @@ class Provenance:
             finally:
                 provenance.stack.pop()
 
-        def refuse_apply(function: type, *_args: Any, **_kwargs: Any) -> Any:
+        def refuse_apply(function: type, *given: Any, **_kwargs: Any) -> Any:
+            if function is CheckpointFunction:  # recomputation is what the plan decides
+                return given[0](*given[2:])
             raise CaptureError(
                 f"{provenance.here()}: custom autograd.Function {function.__qualname__!r}: its backward is invisible to the trace. "
                 "Write it with torch operations, or as a torch.library op with register_autograd"

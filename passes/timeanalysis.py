@@ -60,10 +60,12 @@ class _Analysis:
 
     def _getitem(self, node: fx.Node) -> NodeTime:
         source = self.result[node.args[0]]  # type: ignore[index]
+        if source.locality is Locality.FREE:
+            return FREE
         layout = source.layouts[node.args[1]]  # type: ignore[index]
         if source.locality is Locality.GLOBAL:
             return NodeTime(Locality.GLOBAL, (layout,), source.why)
-        return FREE if source.locality is Locality.FREE else NodeTime(Locality.LOCAL, (layout,))
+        return NodeTime(Locality.LOCAL, (layout,))
 
     def _by_shape(self, value: torch.Tensor) -> TimeLayout | None:
         found = [(dim, time_factor(size, self.time)) for dim, size in enumerate(value.shape)]

@@ -142,6 +142,14 @@ def _squeeze(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     return _moved(layout, layout.dim - sum(d < layout.dim for d in removed))
 
 
+def _complex_view(context: TimeContext, node: fx.Node) -> TimeLayout | None:
+    """view_as_real appends a dimension of two, view_as_complex removes it."""
+    layout = context.layout(node.args[0])
+    if layout is not None and layout.dim == len(shape_of(node)):
+        raise NotLocalError("it makes complex numbers of neighbours in time")
+    return layout
+
+
 def _slice(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     layout = context.layout(node.args[0])
     dim = int(argument(node, "dim")) % len(shape_of(node.args[0]))
@@ -265,6 +273,16 @@ def _layer_norm(context: TimeContext, node: fx.Node) -> Layouts:
     return (layout,) * (1 if isinstance(value, torch.Tensor) else len(value))
 
 
+def _batch_norm(context: TimeContext, node: fx.Node) -> Layouts:
+    """With the statistics of the sequence it mixes time; with running ones it is pointwise, channels in dimension 1."""
+    layout = context.layout(node.args[0])
+    if node.target is not aten._native_batch_norm_legit_no_training.default and argument(node, "training"):
+        raise NotLocalError("batch statistics are taken over the whole sequence")
+    if layout is not None and layout.dim == 1:
+        raise NotLocalError("its channels are time")
+    return (layout, None, None)
+
+
 def _pad(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     layout = context.layout(node.args[0])
     if layout is not None:
@@ -312,7 +330,9 @@ def _packets(rule: Rule, *names: str) -> dict[Any, Rule]:
 RULES: dict[Any, Rule] = {
     **_packets(_like_first, "clone", "detach", "alias", "lift_fresh_copy", "bernoulli"),
     **_packets(_like_first, "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "_to_copy"),
+    **_packets(_like_first, "_conj", "_neg_view", "resolve_conj", "resolve_neg", "fill"),
     **_packets(_like_all, "native_dropout"),
+    **_packets(_complex_view, "view_as_real", "view_as_complex"),
     **_packets(_constant, "rand", "randn", "full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty", "scalar_tensor"),
     **_packets(_view, "view", "_unsafe_view", "reshape"),
     **_packets(_expand, "expand"),
@@ -333,6 +353,7 @@ RULES: dict[Any, Rule] = {
     **_packets(_matmul, "mm", "addmm", "bmm", "baddbmm"),
     **_packets(_embedding, "embedding"),
     **_packets(_layer_norm, "native_layer_norm", "_fused_rms_norm", "rms_norm"),
+    **_packets(_batch_norm, "native_batch_norm", "_native_batch_norm_legit_no_training"),
     **_packets(_pad, "constant_pad_nd"),
     **_packets(_index_select, "index_select"),
     **_packets(_gather, "gather"),
