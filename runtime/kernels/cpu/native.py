@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from adjcomp.runtime.kernels.cpu.build import BuildError, library
-
 
 SHARED_WORK = 1 << 14  # numbers below which waking other threads costs more than it gains
 
@@ -21,6 +20,17 @@ class Matrix(ctypes.Structure):
     """A (batch, time, inner) tensor whose inner dimension is contiguous; strides in elements. A null pointer stands for None."""
 
     _fields_ = (("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64), ("time_stride", ctypes.c_int64))
+
+
+class Heads(ctypes.Structure):
+    """A (batch, time, head, inner) tensor whose inner dimension is contiguous; strides in elements."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("time_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    )
 
 
 @cache
@@ -73,6 +83,14 @@ def matrix(t: Tensor) -> Matrix:
     return Matrix(t.data_ptr(), t.stride(0), t.stride(1))
 
 
+def heads(t: Tensor) -> Heads:
+    """The view of a four-dimensional tensor that went through `rows`."""
+    return Heads(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+
+
+VIEWS: dict[type, Callable[[Tensor], ctypes.Structure]] = {Matrix: matrix, Heads: heads}
+
+
 def threads_for(work: int) -> int:
     """torch's thread count, or 1 where the work (in numbers) is too small to share."""
     return torch.get_num_threads() if work >= SHARED_WORK else 1
@@ -92,7 +110,8 @@ def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mappin
     for field in structure._fields_:
         value = values.get(field[0])
         if isinstance(value, Tensor):
-            setattr(arguments, field[0], matrix(value) if field[1] is Matrix else value.data_ptr())
+            view = VIEWS.get(field[1])
+            setattr(arguments, field[0], view(value) if view else value.data_ptr())
         elif value is not None:
             setattr(arguments, field[0], value)
     getattr(required(name), entry)(ctypes.byref(arguments))

@@ -26,7 +26,7 @@ template <class T> using Vec = std::conditional_t<std::is_same<T, float>::value,
 template <class T> using VecBits = std::conditional_t<std::is_same<T, float>::value, VecInt, VecLong>;
 template <class T> constexpr int lanes = ADJCOMP_VECTOR_BYTES / sizeof(T);
 
-template <class T> inline Vec<T> splat(T value) { return Vec<T>{} + value; }
+template <class T> inline Vec<T> splat(T value) { return value - Vec<T>{}; }  // minus: x - 0 is x for every x, also -0
 
 template <class T> inline Vec<T> load(const T* p) {
   Vec<T> v;
