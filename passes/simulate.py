@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
 from adjcomp.ir.plan import Share, total
@@ -40,6 +40,8 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
         case Loss(chunk=chunk, keep=keep):
             tile = costs.tile(costs.head, chunk)
             return tile.keep_workspace_bytes if keep else tile.forward_workspace_bytes
+        case Advance(layer=layer, chunk=chunk):
+            return costs.tile(layer, chunk).forward_workspace_bytes
         case Adjoint(layer=layer, chunk=chunk):
             return costs.tile(layer, chunk).adjoint_workspace_bytes
         case HeadVjp(chunk=chunk):
@@ -75,8 +77,8 @@ class _Known:
         match action:
             case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
                 key: tuple[object, ...] = (type(action), layer, keep, chunk == self.last)
-            case Adjoint(layer=layer, chunk=chunk):
-                key = (Adjoint, layer, chunk == self.last)
+            case Adjoint(layer=layer, chunk=chunk) | Advance(layer=layer, chunk=chunk):
+                key = (type(action), layer, chunk == self.last)
             case _:
                 key = (action,)
         found = self._effects.get(key)

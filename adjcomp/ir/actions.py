@@ -129,6 +129,24 @@ class Recompute(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Advance(Action):
+    """Read as: the border after this chunk was dropped; run tile (layer, chunk) again for s and x, for no loss and no output."""
+
+    layer: int  # 0 … K + 1
+    chunk: int
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return _tile_reads(costs, self.layer, self.chunk)
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        made: tuple[Value, ...] = () if self.layer == costs.head else (stream(self.layer, self.chunk),)
+        return (*made, carry(self.layer, self.chunk)) if has_carry(costs.tile(self.layer, self.chunk)) else made
+
+    def seconds(self, costs: StackCosts) -> float:
+        return costs.tile(self.layer, self.chunk).forward_seconds
+
+
+@dataclass(frozen=True, slots=True)
 class HeadVjp(Action):
     """Read as: from the internals of the head and the cotangent of the loss make g[K,chunk]; add to the head's gradients."""
 
@@ -177,7 +195,7 @@ class Publish(Action):
         return 0.0
 
 
-_SET = (Start, Forward, Loss, Turn, Recompute, HeadVjp, Adjoint, Publish)
+_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Publish)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}
 
 

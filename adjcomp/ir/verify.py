@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adjcomp.errors import VerifyError
-from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts, TileCost
 from adjcomp.ir.kinds import by_kind
 from adjcomp.ir.plan import Plan
@@ -108,6 +108,8 @@ class _Replay:
                 self._tile(action, layer, chunk, keep)
             case Loss(chunk=chunk, keep=keep):
                 self._tile(action, self.costs.head, chunk, keep)
+            case Advance(layer=layer, chunk=chunk):
+                self._tile(action, layer, chunk, False)
             case Adjoint(layer=layer, chunk=chunk):
                 self._tile(action, layer, chunk, True)
             case HeadVjp(chunk=chunk):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Recompute
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan
 from adjcomp.units import format_bytes, format_seconds
 
 WIDTH = 100
 BAR = 24  # characters of a bar
+CHUNK_COLUMN = 18  # characters of a list of chunks
 MOST_ROWS = 24  # rows of the mode table; the rest is counted
 
 MODE_WORDS = {
@@ -37,7 +38,7 @@ GLOSSARY = (
 class _Row:
     """Chunks and layers that share a mode."""
 
-    chunks: tuple[int, int]  # first and last
+    chunks: tuple[int, ...]
     layers: tuple[int, int]  # first and last
     mode: str
 
@@ -88,14 +89,23 @@ def _bar(part: int, whole: int) -> str:
 def _modes(plan: Plan) -> list[str]:
     """Tiers and modes by range of chunks and layers."""
     rows = _rows(plan.costs, _tile_modes(plan.costs, plan.actions))
-    lines = ["Where internals come from", f"  {'chunks':<14}{'layers':<26}mode"]
+    lines = ["Where internals come from", f"  {'chunks':<{CHUNK_COLUMN}}{'layers':<16}mode"]
     for row in rows[:MOST_ROWS]:
-        place = f"{_range(*row.chunks):<14}{_layer_range(plan.costs, *row.layers):<26}"
+        place = f"{_chunk_ranges(row.chunks):<{CHUNK_COLUMN}}{_layer_range(plan.costs, *row.layers):<16}"
         lines.append(f"  {place}{row.mode:<6} {MODE_WORDS[row.mode]}")
     if len(rows) > MOST_ROWS:
-        lines.append(f"  … and {len(rows) - MOST_ROWS} more ranges")
-    lines.append("  tiers: internals, borders and adjoint states are all on the device")
+        lines.append(f"  … and {len(rows) - MOST_ROWS} more rows")
+    lines.append(f"  tiers: internals, borders and adjoint states are all on the device{_nesting(plan)}")
     return lines
+
+
+def _nesting(plan: Plan) -> str:
+    """How many borders a nested plan stores in the forward; nothing for a plan that stores them all."""
+    again = {action.chunk for action in plan.actions if isinstance(action, Advance)}
+    if not again:
+        return ""
+    stored = plan.costs.chunk_count - len(again)
+    return f"; nested: the forward stores {stored} of {plan.costs.chunk_count} borders, the others are recomputed from those"
 
 
 def _tile_modes(costs: StackCosts, actions: Iterable[Action]) -> list[list[str]]:
@@ -124,22 +134,31 @@ def _mode(costs: StackCosts, layer: int, chunk: int, held: set[tuple[int, int]],
 
 
 def _rows(costs: StackCosts, modes: Sequence[Sequence[str]]) -> list[_Row]:
-    """Ranges of equal columns, each split into ranges of layers with one mode, top layers first."""
-    rows, first = [], 0
-    for chunk in range(1, costs.chunk_count + 1):
-        if chunk < costs.chunk_count and modes[chunk] == modes[first]:
-            continue
+    """Sets of equal columns in order of their first chunk, each split into ranges of layers with one mode, top layers first."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for chunk, column in enumerate(modes):
+        alike.setdefault(tuple(column), []).append(chunk)
+    rows = []
+    for found, chunks in alike.items():
         high = costs.head
         for layer in range(costs.head, -1, -1):
-            if layer == 0 or modes[first][layer - 1] != modes[first][high]:
-                rows.append(_Row((first, chunk - 1), (layer, high), modes[first][high]))
+            if layer == 0 or found[layer - 1] != found[high]:
+                rows.append(_Row(tuple(chunks), (layer, high), found[high]))
                 high = layer - 1
-        first = chunk
     return rows
 
 
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+def _chunk_ranges(chunks: Sequence[int]) -> str:
+    """Chunks as ranges: `0-6`, `1, 4-5`; with their number where they don't fit the column."""
+    ranges: list[list[int]] = []
+    for chunk in chunks:
+        if ranges and ranges[-1][1] == chunk - 1:
+            ranges[-1][1] = chunk
+        else:
+            ranges.append([chunk, chunk])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    text = ", ".join(parts)
+    return text if len(text) < CHUNK_COLUMN else f"{parts[0]}, … ({len(chunks)})"
 
 
 def _layer_range(costs: StackCosts, first: int, last: int) -> str:
@@ -177,6 +196,8 @@ def _action_name(action: Action) -> str:
             return "recompute for internals"
         case Recompute():
             return "recompute for input"
+        case Advance():
+            return "border recomputed"
         case Adjoint() | HeadVjp():
             return "adjoint and gradients"
     return type(action).__name__.lower()

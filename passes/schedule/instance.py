@@ -14,6 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,9 +55,20 @@ class Instance:
 
     costs: StackCosts
     tick: float  # seconds
-    fixed_bytes: int  # resident and turn bytes plus the largest publication: a floor that no choice lowers
+    resident_bytes: int  # live during the whole step
+    backward_bytes: int  # resident and turn bytes
     menus: tuple[Menu, Menu, Menu]  # first, inner and last columns
     bound_menus: tuple[Menu, Menu, Menu]
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The peak of the publications: a floor that no choice lowers."""
+        return self.backward_bytes + max(self.costs.publish_bytes, default=0)
+
+    @cached_property
+    def lean_menus(self) -> tuple[Menu, Menu]:
+        """Menus of the first and of inner columns that hold nothing from the forward, with what their backward needs."""
+        return _lean_menu(self, 0), _lean_menu(self, 1)
 
     @property
     def complete(self) -> bool:
@@ -84,24 +96,36 @@ def build_instance(costs: StackCosts, share: Share) -> Instance:
     """The instance of `costs` on the device of `share`."""
     check_sizes(costs, share)
     tick = step_tick(costs)
-    resident, turn = total(share.resident_bytes), total(share.turn_bytes)
+    resident = total(share.resident_bytes)
+    backward = resident + total(share.turn_bytes)
     chunks = (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)
     columns = [column_of(costs, chunk) for chunk in chunks]
-    menus = _menus(columns, tick, resident, turn, optimistic=False)
-    bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, turn, optimistic=True)
-    return Instance(costs, tick, resident + turn + max(costs.publish_bytes, default=0), menus, bounds)
+    menus = _menus(columns, tick, resident, backward, optimistic=False)
+    bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, backward, optimistic=True)
+    return Instance(costs, tick, resident, backward, menus, bounds)
 
 
-def _menus(columns: Sequence[Column], tick: float, resident: int, turn: int, *, optimistic: bool) -> tuple[Menu, Menu, Menu]:
+def _lean_menu(instance: Instance, kind: int) -> Menu:
+    """The options of a menu that hold nothing from the forward, with what their backward needs."""
+    column = instance.menus[kind].column
+    options = column_options(column, instance.tick)
+    options = options.select(np.flatnonzero(options.held == 0))
+    return _undominated(Menu(column, options, instance.backward_bytes + options.backward_peak))
+
+
+def _menus(columns: Sequence[Column], tick: float, resident: int, backward: int, *, optimistic: bool) -> tuple[Menu, Menu, Menu]:
     """Menus of the first, inner and last column; equal columns share one."""
     made: dict[Column, Menu] = {}
     for column in columns:
         if column not in made:
-            options = column_options(column, tick, optimistic=optimistic)
-            need = resident + np.maximum(options.forward_peak, turn + options.backward_peak)
-            made[column] = _undominated(Menu(column, options, need))
+            made[column] = _menu(column, column_options(column, tick, optimistic=optimistic), resident, backward)
     first, inner, last = (made[column] for column in columns)
     return first, inner, last
+
+
+def _menu(column: Column, options: OptionTable, resident: int, backward: int) -> Menu:
+    """The options that no other dominates, with what each needs."""
+    return _undominated(Menu(column, options, np.maximum(resident + options.forward_peak, backward + options.backward_peak)))
 
 
 def _undominated(menu: Menu) -> Menu:

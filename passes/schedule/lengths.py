@@ -9,8 +9,8 @@ FEW = 8  # even cuts into up to this many chunks
 def chunk_lengths(seq_len: int, shortest: int = 16) -> tuple[int, ...]:
     """Powers of two, one and a half times those, and cuts into a few even chunks; tokens, shortest first.
 
-    Neighbours differ by at most 1.5 times. The best length grows like the square root of `seq_len`: borders take bytes in proportion
-    to seq_len / length, internals of the chunk at work in proportion to length.
+    Neighbours differ by at most 1.5 times. The best length grows like the square root of `seq_len`: borders take bytes in
+    proportion to seq_len / length, internals of the chunk at work in proportion to length.
     """
     if seq_len < 1:
         raise ValueError(f"a sequence has at least one token, not {seq_len}")

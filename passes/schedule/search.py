@@ -1,55 +1,50 @@
 """The planner for one device: chunk length and tile modes together.
 
-For each chunk length the relaxation gives a lower bound and a price, and the price a constructive plan. Chunk lengths whose
-bound is above the best plan are out. The exact search then runs where something is left to gain, shortest bound first. What it
-leaves open is the certificate's gap: the smallest bound over all chunk lengths against the plan.
+For each chunk length the relaxation gives a lower bound and prices, and the prices a constructive plan. Chunk lengths whose
+bound is above the best plan are out. Where borders are what is scarce, nested plans join the race. The exact search then runs
+where something is left to gain, best bound first. What it leaves open is the certificate's gap: the smallest bound over all
+chunk lengths against the plan.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from adjcomp.errors import BudgetError
+from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts
-from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import Certificate, Plan, Share, Status
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
-from adjcomp.passes.schedule.bound import Bound, lower_bound
-from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, lean_choice, least_need
+from adjcomp.passes.schedule.candidates import (
+    ROUNDING,
+    Candidate,
+    Flat,
+    Folded,
+    flat_candidate,
+    flat_minimum,
+    minimum_bytes,
+    worth_a_look,
+)
+from adjcomp.passes.schedule.greedy import greedy, lean_choice
 from adjcomp.passes.schedule.instance import Instance, build_instance
+from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
 from adjcomp.passes.simulate import simulate
 
 DEFAULT_LIMIT = 1.0  # deterministic seconds of search for a plan
 LEAST_LIMIT = 1e-3  # below this no search is started
-ROUNDING = 1e-9  # relative room for the rounding of times to ticks in a bound
 OPTIMAL_GAP = 1e-6  # relative gap that counts as none
 SMALL_GAP = 5e-4  # gap at which the search of long sequences stops
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 SPACE = (
     "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles from the forward "
-    "and recomputes the others from the border in one pass, in which each tile keeps its internals or its input"
+    "and recomputes the others from the border in one pass, in which each tile keeps its internals or its input; or nested: only "
+    f"the last chunk holds anything, at most {MOST_STORED} borders are stored at a time, and the others are recomputed from those"
 )
-
-
-@dataclass
-class _Candidate:
-    """One chunk length: its instance, the best choice so far and the best bound so far (ticks of its own instance)."""
-
-    instance: Instance
-    choice: Choice
-    bound: Bound
-
-    @property
-    def seconds(self) -> float:
-        return self.choice.ticks * self.instance.tick
-
-    @property
-    def bound_seconds(self) -> float:
-        return self.bound.ticks * self.instance.tick * (1 - ROUNDING)
 
 
 def solve(
@@ -76,39 +71,27 @@ def solve(
         ValueError: no candidates, an empty sequence, or nothing that takes a gradient.
     """
     instances = _instances(costs, seq_len, candidates, device, budget_bytes)
-    minima = {chunk: minimum_bytes(instance) for chunk, instance in instances.items()}
-    if min(minima.values()) > budget_bytes:
-        raise _budget_error(instances, minima, budget_bytes, device)
-    fitting = [_candidate(instance, budget_bytes) for chunk, instance in instances.items() if minima[chunk] <= budget_bytes]
+    if min(map(minimum_bytes, instances)) > budget_bytes:
+        raise _budget_error(instances, budget_bytes, device)
     limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
-    if limit >= LEAST_LIMIT and not _has_solver():
-        warnings.warn(
-            "OR-Tools is not installed: this plan is a constructive one (pip install ortools)", RuntimeWarning, stacklevel=2
-        )
+    flat = [flat_candidate(instance, budget_bytes) for instance in instances if flat_minimum(instance) <= budget_bytes]
+    if _has_solver():
+        _sharpen(flat, budget_bytes)
+    else:
+        warnings.warn("OR-Tools is not installed: planned by construction (pip install ortools)", RuntimeWarning, stacklevel=2)
         limit = 0.0
+    race: list[Candidate] = [*flat, *_fold(instances, flat, budget_bytes)]
     if limit >= LEAST_LIMIT:
-        _sharpen(fitting, budget_bytes)
-        _refine(fitting, budget_bytes, limit)
-    best = min(fitting, key=lambda c: (c.seconds, c.instance.costs.chunk))
-    bound = min(candidate.bound_seconds for candidate in fitting)
-    plan = build_plan(best.instance.costs, best.instance.modes(in_order(best.instance, best.choice)), budget_bytes, device)
-    return _certified(plan, bound, tuple(sorted(instances)), searched=limit >= LEAST_LIMIT)
+        _refine(flat, min(candidate.seconds for candidate in race), budget_bytes, limit)
+    best = min(race, key=lambda c: (c.seconds, c.instance.costs.chunk))
+    plan = build_plan(best.instance.costs, best.actions(), budget_bytes, device)
+    lengths = tuple(instance.costs.chunk for instance in instances)
+    return _certified(plan, min(c.bound_seconds for c in race), lengths, searched=limit >= LEAST_LIMIT)
 
 
-def _has_solver() -> bool:
-    """Whether OR-Tools can be imported."""
-    return importlib.util.find_spec("ortools") is not None
-
-
-def minimum_bytes(instance: Instance) -> int:
-    """The smallest budget that any choice of the instance fits."""
-    return max(int(least_need(instance)[0]), instance.fixed_bytes)
-
-
-def build_plan(costs: StackCosts, modes: Sequence[ColumnMode], budget_bytes: int, device: str) -> Plan:
-    """The plan of `modes`, with exact peak and seconds, and no bound yet."""
+def build_plan(costs: StackCosts, actions: tuple[Action, ...], budget_bytes: int, device: str) -> Plan:
+    """The plan of `actions`, with exact peak and seconds, and no bound yet."""
     share = Share(device, budget_bytes, dict(costs.resident_bytes), dict(costs.turn_bytes))
-    actions = emit(costs, modes)
     totals = simulate(costs, (share,), actions)
     certificate = Certificate(
         totals.peak_bytes, totals.bytes_by_kind, totals.seconds, 0.0, Status.HEURISTIC, SPACE, (costs.chunk,)
@@ -116,55 +99,54 @@ def build_plan(costs: StackCosts, modes: Sequence[ColumnMode], budget_bytes: int
     return Plan(costs, (share,), certificate, actions)
 
 
+def _has_solver() -> bool:
+    """Whether OR-Tools can be imported."""
+    return importlib.util.find_spec("ortools") is not None
+
+
 def _instances(
     costs: Callable[[int], StackCosts], seq_len: int, candidates: Sequence[int], device: str, budget_bytes: int
-) -> dict[int, Instance]:
-    """Chunk length -> instance, shortest first."""
+) -> list[Instance]:
+    """The instances of all chunk lengths, shortest first."""
     if seq_len < 1:
         raise ValueError(f"a sequence has at least one token, not {seq_len}")
     lengths = sorted({min(int(length), seq_len) for length in candidates})
     if not lengths or lengths[0] < 1:
         raise ValueError(f"chunk lengths must be positive and there must be one; got {list(candidates)}")
-    found = {}
-    for length in lengths:
-        table = costs(length)
-        found[length] = build_instance(table, Share(device, budget_bytes, table.resident_bytes, table.turn_bytes))
-    return found
+    tables = [costs(length) for length in lengths]
+    return [build_instance(table, Share(device, budget_bytes, table.resident_bytes, table.turn_bytes)) for table in tables]
 
 
-def _candidate(instance: Instance, budget: int) -> _Candidate:
-    """Bound and constructive plan of one chunk length that fits."""
-    bound = lower_bound(instance, budget)
-    if bound is None:
-        raise RuntimeError(f"the relaxation at chunk length {instance.costs.chunk} refutes a budget that a plan fits")
-    return _Candidate(instance, greedy(instance, budget, (bound,)), bound)
-
-
-def _worth_a_look(fitting: list[_Candidate], gap: float) -> Iterator[_Candidate]:
-    """Candidates that may beat the best plan by more than `gap`, best bound first; the plans may improve on the way."""
-    for candidate in sorted(fitting, key=lambda c: (c.bound_seconds, c.instance.costs.chunk)):
-        if candidate.bound_seconds < min(c.seconds for c in fitting) * (1 - gap):
-            yield candidate
-
-
-def _sharpen(fitting: list[_Candidate], budget: int) -> None:
+def _sharpen(flat: list[Flat], budget: int) -> None:
     """Price all rows of the bound, and build again at those prices."""
     from adjcomp.passes.schedule.relaxation import priced_bound
 
-    for candidate in _worth_a_look(fitting, OPTIMAL_GAP):
+    for candidate in worth_a_look(flat, math.inf, OPTIMAL_GAP):
         bound = priced_bound(candidate.instance, budget, candidate.choice, candidate.bound)
         built = greedy(candidate.instance, budget, (bound,))
         candidate.bound = bound
         candidate.choice = min(candidate.choice, built, key=lambda choice: choice.ticks)
 
 
-def _refine(fitting: list[_Candidate], budget: int, limit: float) -> None:
-    """Search exactly, best bound first, where a chunk length can still gain, until `limit` deterministic seconds are spent."""
+def _fold(instances: Sequence[Instance], flat: Sequence[Flat], budget: int) -> list[Folded]:
+    """Nested plans of all chunk lengths at which one could be the best, most promising first."""
+    found: list[Folded] = []
+    promises = [(n.quick_bound() * n.instance.tick, n) for n in (Nesting(i, budget) for i in instances) if n.feasible]
+    for promise, nesting in sorted(promises, key=lambda pair: (pair[0], pair[1].instance.costs.chunk)):
+        if promise * (1 - ROUNDING) < min((c.seconds for c in (*flat, *found)), default=math.inf):
+            nested = nesting.solve()
+            if nested is not None:
+                found.append(Folded(nesting.instance, nested))
+    return found
+
+
+def _refine(flat: list[Flat], known: float, budget: int, limit: float) -> None:
+    """Search exactly where a chunk length can still beat `known` seconds, until `limit` deterministic seconds are spent."""
     from adjcomp.passes.schedule.tile_mode import solve_counts
 
-    gap = OPTIMAL_GAP if max(c.instance.costs.chunk_count for c in fitting) <= FEW_CHUNKS else SMALL_GAP
-    left = limit
-    for candidate in _worth_a_look(fitting, gap):
+    few = all(candidate.instance.costs.chunk_count <= FEW_CHUNKS for candidate in flat)
+    gap, left = OPTIMAL_GAP if few else SMALL_GAP, limit
+    for candidate in worth_a_look(flat, known, gap):
         if left < LEAST_LIMIT:
             break
         solved = solve_counts(candidate.instance, budget, candidate.choice, candidate.bound, min(left, limit / 2), gap / 10)
@@ -181,9 +163,13 @@ def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], *, searched: b
     return replace(plan, certificate=replace(plan.certificate, lower_bound_seconds=bound, status=status, chunks=chunks))
 
 
-def _budget_error(instances: dict[int, Instance], minima: dict[int, int], budget: int, device: str) -> BudgetError:
+def _budget_error(instances: Sequence[Instance], budget: int, device: str) -> BudgetError:
     """The error for a budget below every minimum, with what is live at the peak of the smallest plan."""
-    chunk = min(minima, key=lambda length: (minima[length], length))
-    instance, minimum = instances[chunk], minima[chunk]
-    plan = build_plan(instance.costs, instance.modes(lean_choice(instance, minimum).options), minimum, device)
-    return BudgetError(budget, minimum, plan.bytes_by_kind)
+    instance = min(instances, key=lambda i: (minimum_bytes(i), i.costs.chunk))
+    minimum = minimum_bytes(instance)
+    nested = Nesting(instance, minimum).solve() if flat_minimum(instance) > minimum else None
+    if nested is not None:
+        actions = Folded(instance, nested).actions()
+    else:
+        actions = emit(instance.costs, instance.modes(lean_choice(instance, minimum).options))
+    return BudgetError(budget, minimum, build_plan(instance.costs, actions, minimum, device).bytes_by_kind)

@@ -9,6 +9,7 @@ from synthetic import random_stack, regular_stack
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.verify import neighbourhood
 from adjcomp.options import Options
+from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule import solve
 from adjcomp.passes.schedule.search import build_plan
 
@@ -41,12 +42,24 @@ def test_a_plan_that_holds_everything_prints_as_before(golden: Golden) -> None:
 
 def test_a_saved_plan_reads_as_before(golden: Golden) -> None:
     costs = random_stack(1, layers=2, chunks=2)
-    plan = build_plan(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)], 1000, "cpu")
+    plan = build_plan(costs, emit(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)]), 1000, "cpu")
     plan.verify()
     golden("saved_plan.json", plan.to_json())
 
 
 def test_a_neighbourhood_points_at_its_action(golden: Golden) -> None:
     costs = random_stack(1, layers=2, chunks=2)
-    plan = build_plan(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)], 1000, "cpu")
+    plan = build_plan(costs, emit(costs, [ColumnMode(0, frozenset({1})), ColumnMode(2)]), 1000, "cpu")
     golden("neighbourhood.txt", "\n\n".join(neighbourhood(plan, index) for index in (0, 9, len(plan.actions))) + "\n")
+
+
+def test_a_nested_plan_prints_as_before(golden: Golden) -> None:
+    plan = solve(
+        lambda chunk: regular_stack(2048, chunk, 3, state=20_000),
+        seq_len=2048,
+        budget_bytes=5_300_000,
+        candidates=[128],
+        device="cpu",
+        options=Options(),
+    )
+    golden("nested_plan.txt", f"{plan}\n")

@@ -8,6 +8,7 @@ from synthetic import random_stack, regular_stack
 
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.tasks import Task, TaskGraph, TaskKind
+from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.search import build_plan
 from adjcomp.passes.taskgraph import task_graph
 
@@ -41,7 +42,7 @@ def test_the_graph_of_a_stack_has_every_task_and_what_it_waits_for() -> None:
 def test_no_plan_is_shorter_than_the_longest_chain_of_its_tasks(seed: int) -> None:
     costs = random_stack(seed, layers=2, chunks=3)
     tasks = task_graph(costs)
-    plan = build_plan(costs, [ColumnMode(0)] * 3, 1 << 30, "cpu")
+    plan = build_plan(costs, emit(costs, [ColumnMode(0)] * 3), 1 << 30, "cpu")
     assert 0 < tasks.critical_seconds() <= plan.seconds
 
 
@@ -54,7 +55,8 @@ def test_tasks_in_a_circle_are_named() -> None:
 
 
 def test_the_graph_of_a_plan_has_its_actions_in_an_order_that_runs() -> None:
-    plan = build_plan(random_stack(1, layers=2, chunks=3), [ColumnMode(0), ColumnMode(1), ColumnMode(2)], 1 << 30, "cpu")
+    costs = random_stack(1, layers=2, chunks=3)
+    plan = build_plan(costs, emit(costs, [ColumnMode(0), ColumnMode(1), ColumnMode(2)]), 1 << 30, "cpu")
     graph = plan.graph
     assert graph.number_of_nodes() == len(plan.actions)
     assert networkx.is_directed_acyclic_graph(graph)

@@ -14,6 +14,7 @@ from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Publish,
 from adjcomp.ir.modes import ColumnMode, bottom_layer
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.values import carry, stream
+from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.search import build_plan
 
 ROOMY = 1 << 40
@@ -23,9 +24,8 @@ def mixed_plan(seed: int = 3) -> Plan:
     """A plan with every mode in it."""
     costs = random_stack(seed, layers=3, chunks=4)
     most = costs.head + 1 - bottom_layer(costs)
-    return build_plan(
-        costs, [ColumnMode(0, frozenset({1})), ColumnMode(1), ColumnMode(2, frozenset({0})), ColumnMode(most)], ROOMY, "cpu"
-    )
+    modes = [ColumnMode(0, frozenset({1})), ColumnMode(1), ColumnMode(2, frozenset({0})), ColumnMode(most)]
+    return build_plan(costs, emit(costs, modes), ROOMY, "cpu")
 
 
 def modes_of(costs_seed: int, choices: list[int], layers: int) -> Plan:
@@ -37,7 +37,7 @@ def modes_of(costs_seed: int, choices: list[int], layers: int) -> Plan:
         held = choice % (most + 1)
         below = range(bottom, costs.head - held)
         modes.append(ColumnMode(held, frozenset(k for k in below if choice >> (4 + k) & 1)))
-    return build_plan(costs, modes, ROOMY, "cpu")
+    return build_plan(costs, emit(costs, modes), ROOMY, "cpu")
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 4095), min_size=1, max_size=5), st.integers(1, 4))
@@ -167,7 +167,8 @@ def test_the_rules_of_the_actions_agree_with_those_of_the_verifier() -> None:
 
 
 def test_a_plan_that_ends_early_says_what_is_missing() -> None:
-    plan = build_plan(regular_stack(64, 16, 2), [ColumnMode(4)] * 4, ROOMY, "cpu")
+    costs = regular_stack(64, 16, 2)
+    plan = build_plan(costs, emit(costs, [ColumnMode(4)] * 4), ROOMY, "cpu")
     turn = next(i for i, action in enumerate(plan.actions) if isinstance(action, Turn))
     with pytest.raises(VerifyError, match=r"never turns(.|\n)*end of the plan"):
         replace(plan, actions=plan.actions[:turn]).verify()

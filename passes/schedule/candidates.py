@@ -1,0 +1,99 @@
+"""One chunk length in the race: its best plan so far, and its bound."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adjcomp.ir.actions import Action
+from adjcomp.passes.emit import emit, emit_nested
+from adjcomp.passes.schedule.bound import Bound, lower_bound
+from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, least_need
+from adjcomp.passes.schedule.instance import Instance
+from adjcomp.passes.schedule.nested import Nested, nested_minimum
+
+ROUNDING = 1e-9  # relative room for the rounding of times to ticks in a bound
+
+
+@dataclass
+class Candidate(ABC):
+    """A chunk length and a way to plan it."""
+
+    instance: Instance
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """Seconds of the best plan so far."""
+
+    @property
+    @abstractmethod
+    def bound_seconds(self) -> float:
+        """Seconds that no plan of this chunk length and way goes below."""
+
+    @abstractmethod
+    def actions(self) -> tuple[Action, ...]:
+        """The actions of the best plan so far."""
+
+
+@dataclass
+class Flat(Candidate):
+    """Every border is stored; choice and bound get better on the way."""
+
+    choice: Choice
+    bound: Bound
+
+    @property
+    def seconds(self) -> float:
+        return self.choice.ticks * self.instance.tick
+
+    @property
+    def bound_seconds(self) -> float:
+        return self.bound.ticks * self.instance.tick * (1 - ROUNDING)
+
+    def actions(self) -> tuple[Action, ...]:
+        return emit(self.instance.costs, self.instance.modes(in_order(self.instance, self.choice)))
+
+
+@dataclass
+class Folded(Candidate):
+    """Some borders are recomputed; the dynamic program's answer is its own bound."""
+
+    nested: Nested
+
+    @property
+    def seconds(self) -> float:
+        return self.nested.ticks * self.instance.tick
+
+    @property
+    def bound_seconds(self) -> float:
+        return self.seconds * (1 - ROUNDING)
+
+    def actions(self) -> tuple[Action, ...]:
+        return emit_nested(self.instance.costs, self.nested.modes, self.nested.runs)
+
+
+def flat_candidate(instance: Instance, budget: int) -> Flat:
+    """Bound and constructive plan of a chunk length whose `flat_minimum` fits."""
+    bound = lower_bound(instance, budget)
+    if bound is None:
+        raise RuntimeError(f"the relaxation at chunk length {instance.costs.chunk} refutes a budget that a plan fits")
+    return Flat(instance, greedy(instance, budget, (bound,)), bound)
+
+
+def worth_a_look(flat: list[Flat], known: float, gap: float) -> Iterator[Flat]:
+    """Candidates that may beat the best plan, or `known` seconds, by more than `gap`; best bound first."""
+    for candidate in sorted(flat, key=lambda c: (c.bound_seconds, c.instance.costs.chunk)):
+        if candidate.bound_seconds < min(known, *(c.seconds for c in flat)) * (1 - gap):
+            yield candidate
+
+
+def minimum_bytes(instance: Instance) -> int:
+    """The smallest budget of any plan of the instance."""
+    return min(flat_minimum(instance), nested_minimum(instance))
+
+
+def flat_minimum(instance: Instance) -> int:
+    """The smallest budget of a plan that stores every border."""
+    return max(int(least_need(instance)[0]), instance.fixed_bytes)
