@@ -1,0 +1,1 @@
+"""Triton kernels of the carried ops for NVIDIA and AMD GPUs. Its modules need Triton."""
