@@ -3,28 +3,116 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from adjcomp.passes.carried import LINEAR_CROSS_ENTROPY
+from adjcomp.passes.emitting import Emitter, fake_result
+from adjcomp.passes.losses import fuse_cross_entropy
+from adjcomp.passes.timeaxis import time_factor
 from adjcomp.passes.timerules import argument
+from adjcomp.passes.windows import lower_windows
 
 aten = torch.ops.aten
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
-def clean(graph: fx.Graph) -> fx.Graph:
-    """A copy of `graph` after all rewrites of this file."""
+def clean(graph: fx.Graph, time: Any) -> fx.Graph:
+    """A copy of `graph` after all rewrites of this file and of `windows`; `time` is the symbol of the sequence length."""
     copy = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    copy.output(copy.graph_copy(graph, mapping))
-    for rewrite in (_plain_views, _drop_no_ops, _split_before_transpose, _drop_stride_copies, _cancel_transposes, fuse_cross_entropy):
+    copy.output(copy.graph_copy(graph, {}))
+    rewrites = (
+        _plain_views,
+        _drop_no_ops,
+        partial(_constants_by_shape, time=time),
+        _constant_batch_norm,
+        partial(lower_windows, time=time),
+        _split_before_transpose,
+        _drop_stride_copies,
+        _cancel_transposes,
+        fuse_cross_entropy,
+        refresh,
+    )
+    for rewrite in rewrites:
         rewrite(copy)
         copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return copy
+
+
+def refresh(graph: fx.Graph) -> None:
+    """Fake values anew after rewrites that change strides; a view that no longer is one gets a copy first."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not _has_values(node):
+            continue
+        if node.target is aten.view.default and not _can_view(node):
+            with graph.inserting_before(node):
+                dense = graph.call_function(aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format})
+            _copy_meta(dense, node, fake_result(dense.target, dense.args, dense.kwargs))
+            node.update_arg(0, dense)
+        node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
+
+
+def _has_values(node: fx.Node) -> bool:
+    """Whether a node makes tensors from tensors; sizes, and what is made from sizes alone, have no strides to change."""
+    kinds = (torch.Tensor, tuple, list)
+    return isinstance(node.meta.get("val"), kinds) and any(isinstance(a.meta.get("val"), kinds) for a in node.all_input_nodes)
+
+
+def _can_view(node: fx.Node) -> bool:
+    try:
+        fake_result(node.target, node.args, node.kwargs)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+_FILLS: dict[Any, float | None] = {
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 1,
+    aten.full_like.default: None,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_full.default: None,
+}
+
+
+def _constants_by_shape(graph: fx.Graph, time: Any) -> None:
+    """zeros_like and its kin depend on a shape, not on the value that has it."""
+    for node in _calls(graph, *_FILLS):
+        source, value = node.args[0], node.meta["val"]
+        like = "_like" in str(node.target)
+        if not all(time_factor(size, time) in (0, 1) for size in value.shape) or (like and value.shape != source.meta["val"].shape):
+            continue
+        fill = _FILLS[node.target]
+        number = argument(node, "fill_value") if fill is None else fill
+        emit = Emitter(graph, set())
+        with graph.inserting_before(node):
+            sizes = emit.sizes(node, source) if like else node.args[1]
+            made = graph.call_function(aten.full.default, (sizes, number), {"dtype": value.dtype, "device": value.device})
+        _copy_meta(made, node, value)
+        _replace(node, made)
+
+
+def _constant_batch_norm(graph: fx.Graph) -> None:
+    """Batch norm with running statistics is a scale and a shift by channel (dimension 1)."""
+    for node in _calls(graph, aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default):
+        if node.target is aten.native_batch_norm.default and argument(node, "training"):
+            continue
+        x, weight, bias, mean, var = node.args[:5]
+        emit = Emitter(graph, set())
+        ones = [1] * (x.meta["val"].ndim - 2)  # type: ignore[union-attr]
+        with graph.inserting_before(node):
+            std = emit.call(node, aten.sqrt.default, emit.call(node, aten.add.Tensor, var, argument(node, "eps")))
+            scale = emit.call(node, aten.reciprocal.default, std)
+            scale = scale if weight is None else emit.call(node, aten.mul.Tensor, scale, weight)
+            shift = emit.call(node, aten.mul.Tensor, mean, scale)
+            shift = emit.call(node, aten.neg.default, shift) if bias is None else emit.call(node, aten.sub.Tensor, bias, shift)
+            scale, shift = (emit.call(node, aten.view.default, v, [-1, *ones]) for v in (scale, shift))
+            y = emit.call(node, aten.add.Tensor, emit.call(node, aten.mul.Tensor, x, scale), shift)
+        for user in list(node.users):
+            if user.args[1] == 0:
+                _replace(user, y)
 
 
 def tidy(graph: fx.Graph) -> fx.Graph:
@@ -121,76 +209,6 @@ def _accepts_any_strides(user: fx.Node, value: fx.Node) -> bool:
     if getattr(user.target, "namespace", "") == "adjcomp" or torch.Tag.pointwise in getattr(user.target, "tags", ()):
         return True
     return _pair(user) is not None and all(_accepts_any_strides(next_user, user) for next_user in user.users)
-
-
-def _through(node: fx.Node, accept: Callable[[fx.Node], bool]) -> fx.Node:
-    while node.op == "call_function" and accept(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.target in _VIEWS or node.target is aten.clone.default
-
-
-def _is_view_or_float(node: fx.Node) -> bool:
-    to_float = node.target is aten._to_copy.default and node.kwargs.get("dtype") is torch.float32
-    return _is_view(node) or to_float
-
-
-def fuse_cross_entropy(graph: fx.Graph) -> None:
-    """`nll_loss(log_softmax(hidden @ weightᵀ))` becomes `linear_cross_entropy`, which never holds a (B, T, vocabulary) value."""
-    for node in _calls(graph, aten.nll_loss_forward.default):
-        match = _match_linear_loss(node)
-        if match is None:
-            continue
-        hidden, weight, labels = match
-        ignore_index = argument(node, "ignore_index")
-        with graph.inserting_before(node):
-            args = (hidden, weight, labels, ignore_index, None)
-            fused = graph.call_function(LINEAR_CROSS_ENTROPY, args)
-            _copy_meta(fused, node, LINEAR_CROSS_ENTROPY(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args)))
-            total, count = (_getitem(graph, fused, i) for i in (0, 1))
-            loss = total
-            if argument(node, "reduction") == 1:
-                loss = graph.call_function(aten.div.Tensor, (total, count))
-                _copy_meta(loss, node, total.meta["val"].clone())
-        for user in list(node.users):
-            _replace(user, loss if user.args[1] == 0 else count)
-
-
-def logits_of_losses(graph: fx.Graph) -> set[fx.Node]:
-    """Every node that is, up to views and a cast to float32, the logits of a loss of the graph."""
-    bases: set[fx.Node] = set()
-    for node in _calls(graph, aten.nll_loss_forward.default):
-        softmax = node.args[0]
-        bases.add(_through(softmax.args[0], _is_view_or_float) if softmax.target is aten._log_softmax.default else softmax)  # type: ignore[union-attr, arg-type]
-    heads = {(n.args[0], n.args[1]) for n in _calls(graph, LINEAR_CROSS_ENTROPY)}
-    for node in _calls(graph, aten.mm.default):
-        hidden, weight_t = node.args
-        if weight_t.target is aten.t.default and (_through(hidden, _is_view), weight_t.args[0]) in heads:  # type: ignore[union-attr, arg-type]
-            bases.add(node)
-    return {n for n in graph.nodes if n.op == "call_function" and _through(n, _is_view_or_float) in bases}
-
-
-def _match_linear_loss(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    softmax, target = node.args[0], node.args[1]
-    weighted, reduction = argument(node, "weight"), argument(node, "reduction")
-    if softmax.target is not aten._log_softmax.default or weighted is not None or reduction not in (1, 2):  # type: ignore[union-attr]
-        return None
-    if any(user.args[1] == 1 and user.users for user in node.users):
-        return None
-    logits = _through(softmax.args[0], _is_view_or_float)  # type: ignore[union-attr, arg-type]
-    if logits.target is not aten.mm.default:
-        return None
-    hidden, weight_t = logits.args
-    hidden_btd, labels = _through(hidden, _is_view), _through(target, _is_view)  # type: ignore[arg-type]
-    if weight_t.target is not aten.t.default:  # type: ignore[union-attr]
-        return None
-    h, y = hidden_btd.meta["val"], labels.meta["val"]
-    if h.ndim != 3 or y.ndim != 2 or h.shape[:2] != y.shape:
-        return None
-    return hidden_btd, weight_t.args[0], labels  # type: ignore[union-attr, return-value]
 
 
 def _getitem(graph: fx.Graph, source: fx.Node, index: int) -> fx.Node:

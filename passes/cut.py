@@ -32,12 +32,13 @@ class Cut:
     """The stack's borders and where every activation lives.
 
     borders: x[0] … x[K], nodes of shape (B, T, …) with time in dimension 1. home: tile index of each activation inside a tile.
-    weighted: nodes that depend on a parameter or on the main input. late: nodes that need the whole sequence of some activation.
+    main: everything computed from the value in which the residual stream begins; the rest is made where it is read, in tiles or around
+    them. late: nodes of main that need the whole sequence of some activation; activations: the others that have time.
     """
 
     borders: tuple[fx.Node, ...]
     home: dict[fx.Node, int]
-    weighted: frozenset[fx.Node]
+    main: frozenset[fx.Node]
     late: frozenset[fx.Node]
     activations: frozenset[fx.Node]
 
@@ -72,14 +73,15 @@ def find_cut(graph: fx.Graph, times: dict[fx.Node, NodeTime], weights: Iterable[
     """
     weighted = _dependents(graph, set(weights))
     varying = _dependents(graph, {n for n in graph.nodes if n.op == "placeholder" and _timed(n, times)})
-    late = _late_nodes(graph, times, weighted & varying)
-    activations = {n for n in (weighted & varying) - late if _timed(n, times)}
+    main = _main_part(graph, weighted & varying)
+    late = _late_nodes(graph, times, main)
+    activations = {n for n in main - late if _timed(n, times)}
     flow = _activation_flow(graph, activations)
     cuts = _dominator_chain(flow, times)
     borders = _borders(flow, cuts)
     if not borders:
         raise CaptureError(_nothing_found(late, times))
-    return Cut(tuple(borders), _homes(graph, activations, borders), frozenset(weighted), frozenset(late), frozenset(activations))
+    return Cut(tuple(borders), _homes(graph, activations, borders), frozenset(main), frozenset(late), frozenset(activations))
 
 
 def _timed(node: fx.Node, times: dict[fx.Node, NodeTime]) -> bool:
@@ -94,10 +96,17 @@ def _dependents(graph: fx.Graph, roots: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], weighted: set[fx.Node]) -> set[fx.Node]:
+def _main_part(graph: fx.Graph, candidates: set[fx.Node]) -> set[fx.Node]:
+    """What is computed from one first value, that from which most is: the embedded tokens, not a mask or a step size beside them."""
+    roots = [n for n in graph.nodes if n in candidates and not any(a in candidates for a in n.all_input_nodes)]
+    parts = [_dependents(graph, {root}) & candidates for root in roots]
+    return max(parts, key=len, default=set())
+
+
+def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], main: set[fx.Node]) -> set[fx.Node]:
     late: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or node not in weighted or is_size(node):
+        if node.op != "call_function" or node not in main or is_size(node):
             continue
         mixes = times[node].locality is Locality.GLOBAL and node.target is not operator.getitem
         if mixes and not any(a in late for a in node.all_input_nodes) and getattr(node.target, "overloadpacket", None) not in LATE_OPS:

@@ -123,6 +123,8 @@ class _Observer(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _REFUSED:
             raise CaptureError(f"{self.provenance.here()}: {_REFUSED[func]} inside forward cannot be captured")
+        if func is torch.Tensor.requires_grad_:
+            return args[0]  # what wants a gradient is decided outside of the trace
         self.provenance.place = self.provenance.here()
         mode = get_proxy_mode()
         if mode is None:

@@ -38,7 +38,7 @@ class TileGraph:
         self.carried: list[fx.Node] = []  # traced carried ops, in the order of their states
         self.memo: dict[fx.Node, fx.Node] = {}
         self.clock: fx.Node | None = None  # the tile's own length
-        self.random_count = 0
+        self.drawn: list[fx.Node] = []  # traced random ops, in the order of their numbers
         self.border = cut.borders[index - 1] if index > 0 else None
 
     def fetch(self, node: fx.Node) -> fx.Node:
@@ -80,7 +80,7 @@ class TileGraph:
             return InputKind.PARAMETER if node.name in self.state_inputs else InputKind.SIDE
         if node.op == "get_attr":
             return InputKind.SIDE
-        if not is_size(node) and node not in self.cut.weighted and self.times[node].locality is Locality.GLOBAL:
+        if not is_size(node) and node not in self.cut.main and self.times[node].locality is Locality.GLOBAL:
             return InputKind.SIDE
         return None
 
@@ -126,8 +126,8 @@ class TileGraph:
         value = node.meta["val"][0] if isinstance(node.meta["val"], tuple | list) else node.meta["val"]
         seed, offset = self._counter(InputKind.SEED), self._counter(InputKind.OFFSET)
         shape = [size if isinstance(size, int) else self._length_of(node, size) for size in value.shape]
-        draw = Draw(self.graph, seed, offset, self.random_count, layout, value, dict(node.meta))
-        self.random_count += 1
+        draw = Draw(self.graph, seed, offset, len(self.drawn), layout, value, dict(node.meta))
+        self.drawn.append(node)
         return REWRITES[node.target](draw, node, lambda a: self.memo.get(a, a), shape)
 
     def _counter(self, kind: InputKind) -> fx.Node:

@@ -47,6 +47,7 @@ def bind_layers(whole: Whole, tiles: list[Tile]) -> tuple[tuple[Layer, ...], tup
     """Layers, and the templates that equal ones share."""
     layers: list[Layer] = []
     templates: list[Template] = []
+    _check_draws(tiles)
     stream_wanted = False
     for tile in tiles:
         template, needs = _finish(whole, tile, stream_wanted)
@@ -57,6 +58,17 @@ def bind_layers(whole: Whole, tiles: list[Tile]) -> tuple[tuple[Layer, ...], tup
         layers.append(_bind(whole, tile, known.index(template.key), len(tiles)))
         stream_wanted = needs
     return tuple(layers), tuple(templates)
+
+
+def _check_draws(tiles: list[Tile]) -> None:
+    """A random value beside the residual stream that several layers read would be drawn anew in each."""
+    seen: set[fx.Node] = set()
+    for node in (n for tile in tiles for n in tile.graph.drawn):
+        if node in seen:
+            raise CaptureError(
+                f"{where(node)}: {node.target} draws numbers that several layers read; draw them inside of each layer"
+            )
+        seen.add(node)
 
 
 _ORDER = (InputKind.PARAMETER, InputKind.STREAM, InputKind.SIDE, InputKind.CARRY, InputKind.SEED, InputKind.OFFSET)
@@ -84,6 +96,7 @@ def _finish(whole: Whole, tile: Tile, stream_wanted: bool) -> tuple[Template, bo
                 counts[kind] = counts.get(kind, 0) + 1
                 nodes.append(node)
     built.graph.output(tuple(nodes))
+    built.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
     module = fx.GraphModule(torch.nn.Module(), built.graph)
     return Template(module, tuple(inputs), tuple(outputs), whole.traced.time, template_key(built.graph, inputs, outputs)), needs
 

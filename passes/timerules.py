@@ -273,6 +273,16 @@ def _layer_norm(context: TimeContext, node: fx.Node) -> Layouts:
     return (layout,) * (1 if isinstance(value, torch.Tensor) else len(value))
 
 
+def _convolution(context: TimeContext, node: fx.Node) -> TimeLayout | None:
+    """Time among the rows is fine; a convolution along time that only looks back has been rewritten before."""
+    if context.layout(node.args[1]) is not None:
+        raise NotLocalError("the weights of a convolution depend on time")
+    layout = context.layout(node.args[0])
+    if layout is not None and layout.dim > 0:
+        raise NotLocalError("a convolution along time that looks ahead, or whose output isn't cut to the sequence's length")
+    return layout
+
+
 def _batch_norm(context: TimeContext, node: fx.Node) -> Layouts:
     """With the statistics of the sequence it mixes time; with running ones it is pointwise, channels in dimension 1."""
     layout = context.layout(node.args[0])
@@ -354,6 +364,7 @@ RULES: dict[Any, Rule] = {
     **_packets(_embedding, "embedding"),
     **_packets(_layer_norm, "native_layer_norm", "_fused_rms_norm", "rms_norm"),
     **_packets(_batch_norm, "native_batch_norm", "_native_batch_norm_legit_no_training"),
+    **_packets(_convolution, "convolution"),
     **_packets(_pad, "constant_pad_nd"),
     **_packets(_index_select, "index_select"),
     **_packets(_gather, "gather"),

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from adjcomp.passes.capture import TracedModel
-from adjcomp.passes.cleanup import clean, logits_of_losses
+from adjcomp.passes.cleanup import clean
+from adjcomp.passes.losses import logits_of_losses
 from adjcomp.passes.cut import Cut, find_cut
 from adjcomp.passes.functionalize import functionalize
 from adjcomp.passes.reductions import Partial
@@ -76,7 +77,7 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     functional = functionalize(
         traced.graph.graph, (*names, *paths), frozenset(traced.parameter_names), trainable.parameters | trainable.inputs
     )
-    graph = clean(functional.graph)
+    graph = clean(functional.graph, traced.time)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     state, inputs = placeholders[: len(names)], placeholders[len(names) :]
     layouts: dict[fx.Node, TimeLayout | None] = dict.fromkeys(state)
