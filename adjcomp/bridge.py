@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from adjcomp.runtime.executor import Step
+from adjcomp.runtime.values import Cotangents
 
 Tensor = torch.Tensor
 
@@ -66,7 +67,7 @@ class Bridge(torch.autograd.Function):
         step, call.step = call.step, None
         sums, outs = ctx.counts
         with call.on_backward(step):
-            grads = step.backward(cotangents[:sums], cotangents[sums : sums + outs], cotangents[sums + outs :])
+            grads = step.backward(Cotangents(cotangents[:sums], cotangents[sums : sums + outs], cotangents[sums + outs :]))
         found: list[Tensor | None] = [grads.parameters.pop(name) for name in call.parameters]
         found += [grads.sides[i] for i in call.sides]
         found += [grads.initial[i] for i in call.initial]

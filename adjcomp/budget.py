@@ -11,8 +11,8 @@ import torch
 from adjcomp.ir.stack import InputKind, ResidualStack
 from adjcomp.passes.cost import Outside
 from adjcomp.passes.joint import Split
-from adjcomp.runtime.executor import accumulation_dtype
 from adjcomp.runtime.memory import distinct_bytes
+from adjcomp.runtime.values import accumulation_dtype
 from adjcomp.units import format_bytes, parse_bytes
 
 

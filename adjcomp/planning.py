@@ -10,7 +10,8 @@ from adjcomp.calibration import measured_times
 from adjcomp.ir.actions import Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
-from adjcomp.machine import Device, parse_machine
+from adjcomp.errors import BudgetError
+from adjcomp.machine import Device, Machine, parse_machine
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.joint import KeepPolicy
@@ -54,6 +55,55 @@ def make_executable(request: PlanRequest) -> Executable:
     return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
 
 
+@dataclass(frozen=True)
+class OfflineRequest:
+    """What a plan is wanted for, on a machine that need not be here. budget_bytes: on every device."""
+
+    captured: Captured
+    seq_len: int
+    held: Held
+    side_bytes: int
+    budget_bytes: int
+    candidates: Sequence[int]
+    machine: Machine
+    options: Options
+
+
+def plan_on_machine(request: OfflineRequest) -> Plan:
+    """The plan of a request; tiles keep their lean form unless everything fits in full."""
+    device = request.machine.devices[0]
+    splits = {policy: request.captured.splits(policy) for policy in KeepPolicy}
+    best: Plan | None = None
+    for policy in (KeepPolicy.FULL, KeepPolicy.LEAN):
+        outside = outside_costs(request.captured.stack, splits[policy], request.held, request.side_bytes, request.seq_len)
+        model = CostModel(request.captured.stack, splits[policy], request.seq_len, outside, device_rates(device), policy)
+        solved = _solve_offline(request, model, device.name, required=policy is KeepPolicy.LEAN and best is None)
+        if best is None:
+            best = solved
+        elif solved is not None:
+            best = _with_bound(*((solved, best) if solved.seconds < best.seconds else (best, solved)))
+        if best is not None and policy is KeepPolicy.FULL and not any(isinstance(action, Recompute) for action in best.actions):
+            break
+    assert best is not None
+    return best
+
+
+def _solve_offline(request: OfflineRequest, model: CostModel, device: str, *, required: bool) -> Plan | None:
+    try:
+        return solve(
+            model,
+            seq_len=request.seq_len,
+            budget_bytes=request.budget_bytes,
+            candidates=request.candidates,
+            device=device,
+            options=request.options,
+        )
+    except BudgetError:
+        if required:
+            raise
+        return None
+
+
 def own_device() -> Device:
     """The description of the device this process computes on."""
     return parse_machine("cpu").devices[0]
@@ -89,8 +139,6 @@ def _solve(request: PlanRequest, model: CostModel) -> Plan:
 
 def _solve_or_none(request: PlanRequest, model: CostModel) -> Plan | None:
     """The plan, or None where none fits."""
-    from adjcomp.errors import BudgetError
-
     try:
         return _solve(request, model)
     except BudgetError:

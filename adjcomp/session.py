@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from adjcomp.bridge import Bridge, Call
 from adjcomp.budget import Held, check_budget, free_bytes
-from adjcomp.errors import CaptureError
+from adjcomp.errors import BudgetError, CaptureError
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
@@ -25,8 +25,9 @@ from adjcomp.passes.capture import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_executable
-from adjcomp.runtime.executor import Step, StepInputs
+from adjcomp.runtime.executor import Step
 from adjcomp.runtime.memory import StorageTracker, distinct_bytes
+from adjcomp.runtime.values import StepInputs
 
 CAPTURES_KEPT = 16
 PLANS_KEPT = 64
@@ -99,8 +100,7 @@ class Session:
         call = describe_call(args, kwargs)
         captured = self.captured(args, kwargs, call)
         tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
-        side_bytes = sum(_side_bytes(captured, i, call.seq_len) for i in range(len(captured.stack.sides)))
-        return self._executable(captured, call, self._held(tensors), side_bytes).plan
+        return self._executable(captured, call, self._held(tensors), made_side_bytes(captured, call.seq_len)).plan
 
     def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
         coming = optimizer_bytes(self.optimizer, self.model.parameters())
@@ -123,11 +123,17 @@ class Session:
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
-        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, self._candidates(call.seq_len), str(device), self.options)
-        return make_executable(request)
+        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, self._candidates(call.seq_len, device), str(device), self.options)
+        try:
+            return make_executable(request)
+        except BudgetError as error:
+            shape = f"batch size {call.batch_size}, sequence length {call.seq_len}"
+            raise BudgetError(error.requested_bytes, error.minimum_bytes, error.contributors, subject=shape) from None
 
-    def _candidates(self, seq_len: int) -> list[int]:
-        return [min(self.chunk, seq_len)] if self.chunk is not None else candidate_chunks(seq_len)
+    def _candidates(self, seq_len: int, device: torch.device) -> list[int]:
+        if self.chunk is not None:
+            return [min(self.chunk, seq_len)]
+        return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda")
 
     def _step(
         self,
@@ -220,6 +226,11 @@ def _check_guards(captured: Captured, seq_len: int) -> None:
     for guard in captured.traced.guards:
         if not bool(guard.xreplace({captured.traced.time: seq_len})):
             raise CaptureError(f"the model behaves differently at T = {seq_len}: the trace assumed {guard}")
+
+
+def made_side_bytes(captured: Captured, seq_len: int) -> int:
+    """Bytes of all sides that the prologue makes for a sequence of this length."""
+    return sum(_side_bytes(captured, i, seq_len) for i in range(len(captured.stack.sides)))
 
 
 def _side_bytes(captured: Captured, index: int, seq_len: int) -> int:

@@ -1,0 +1,168 @@
+"""The half of a step after the Turn: cotangents, adjoint states and gradient accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adjcomp.ir.program import TilePrograms
+from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template
+from adjcomp.ir.values import adjoint, cotangent, keep, stream
+from adjcomp.runtime.tiles import Tiles, compiled
+from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepOutputs, Tensor, accumulation_dtype, present
+
+
+class Backward:
+    """VJPs of tiles, from the cotangents that autograd hands in.
+
+    Above `active_top`, the highest tile that any cotangent reaches, nothing is computed and parameters get no gradient, as in plain
+    autograd.
+    """
+
+    def __init__(self, tiles: Tiles, outputs: StepOutputs, given: Cotangents) -> None:
+        self.tiles = tiles
+        self.stack = tiles.executable.stack
+        self.outputs = outputs
+        self.given = given
+        self.parameters: dict[str, Tensor] = {}
+        self.sides: dict[int, Tensor] = {}
+        self.initial: dict[int, Tensor] = {}
+        self.active_top = max((k for k, layer in enumerate(self.stack.layers) if self._reached(layer)), default=-1)
+
+    def _reached(self, layer: Layer) -> bool:
+        given = [*(self.given.sums[i] for i in layer.sums), *(self.given.outs[i] for i in layer.outs)]
+        given += [self.given.finals[c.final] for c in layer.carries if c.final is not None]
+        return any(cotangent is not None for cotangent in given)
+
+    def start(self) -> None:
+        """Make the accumulators of everything that wants a gradient, and the adjoint states after the last chunk."""
+        last = self.tiles.executable.plan.costs.chunk_count - 1
+        for k in range(len(self.stack.layers)):
+            layer, template = self.tiles.layer(k)
+            programs = self.tiles.executable.tile(k, last)
+            if k <= self.active_top:
+                self._make_accumulators(layer, template, programs)
+            if programs.vjp is not None and any(_takes_adjoint(template)):
+                self.tiles.values[adjoint(k, last)] = self._last_adjoint(layer, template)
+
+    def _make_accumulators(self, layer: Layer, template: Template, programs: TilePrograms) -> None:
+        for i in programs.gradients:
+            entry = template.inputs[i]
+            if entry.kind is InputKind.PARAMETER and layer.parameters[entry.index] not in self.parameters:
+                name = layer.parameters[entry.index]
+                self.parameters[name] = self._accumulator(self.tiles.inputs.state[name])
+            elif entry.kind is InputKind.SIDE and layer.sides[entry.index] not in self.sides:
+                side = layer.sides[entry.index]
+                self.sides[side] = self._accumulator(self.tiles.inputs.sides[side])
+
+    def _accumulator(self, like: Tensor) -> Tensor:
+        return self.tiles.zeros(like.shape, accumulation_dtype(like.dtype))
+
+    def _last_adjoint(self, layer: Layer, template: Template) -> Held:
+        """The cotangent of the final state where the model returns it, else zeros."""
+        held: Held = []
+        for wanted, info in zip(_takes_adjoint(template), layer.carries, strict=True):
+            given = self.given.finals[info.final] if info.final is not None else None
+            made = self.tiles.zeros(info.shape, info.dtype) if wanted else None
+            held.append(made if made is None or given is None else made.copy_(given))
+        return held
+
+    def vjp(self, k: int, chunk: int) -> None:
+        """Run the VJP of tile (k, chunk)."""
+        if k > self.active_top:
+            self._skip(k, chunk)
+            return
+        layer, template = self.tiles.layer(k)
+        programs = self.tiles.executable.tile(k, chunk)
+        if programs.vjp is None:
+            raise RuntimeError(f"layer {layer.name} has no VJP, but the plan asks for one")
+        values = self.tiles.values
+        arguments = self.tiles.arguments(k, chunk, programs.reads)
+        arguments += [present(values[stream(k, chunk)][0]) for _ in programs.reads_outputs]
+        arguments += [present(saved) for saved in values.pop(keep(k, chunk))]
+        arguments += [self._cotangent(k, chunk, i) for i in programs.cotangents]
+        results = compiled(programs.vjp)(arguments, self._accumulators(layer, template, programs, chunk), self.tiles.tracker)
+        self._store(k, chunk, results, programs)
+
+    def _accumulators(self, layer: Layer, template: Template, programs: TilePrograms, chunk: int) -> list[Tensor | None]:
+        """By gradient number: where the gradient of a parameter or a side is added; None for streams and carries."""
+        found: list[Tensor | None] = []
+        for i in programs.gradients:
+            entry = template.inputs[i]
+            if entry.kind is InputKind.PARAMETER:
+                found.append(self.parameters[layer.parameters[entry.index]])
+            elif entry.kind is InputKind.SIDE:
+                side = layer.sides[entry.index]
+                axis = self.stack.sides[side].axis
+                found.append(self.sides[side] if axis is None else self.tiles.window(self.sides[side], axis, chunk))
+            else:
+                found.append(None)
+        return found
+
+    def _store(self, k: int, chunk: int, results: Sequence[Tensor], programs: TilePrograms) -> None:
+        """Put g[k-1,chunk] and lam[k,chunk-1] where the next VJPs look; at the first chunk, gradients of initial states."""
+        layer, template = self.tiles.layer(k)
+        wanted = [template.inputs[i] for i in programs.gradients]
+        travelling = [entry for entry in wanted if entry.kind in (InputKind.STREAM, InputKind.CARRY)]
+        held: Held = [None] * len(layer.carries)
+        for entry, result in zip(travelling, results, strict=True):
+            if entry.kind is InputKind.STREAM:
+                self.tiles.values[cotangent(k - 1, chunk)] = [result]
+            else:
+                held[entry.index] = result
+        if layer.carries:
+            self.tiles.values[adjoint(k, chunk - 1)] = held
+        if chunk == 0:
+            self._add_initial(layer, held)
+
+    def _add_initial(self, layer: Layer, held: Held) -> None:
+        for info, result in zip(layer.carries, held, strict=True):
+            if info.initial is not None and result is not None:
+                known = self.initial.get(info.initial)
+                self.initial[info.initial] = result if known is None else known.add_(result)
+
+    def _cotangent(self, k: int, chunk: int, i: int) -> Tensor:
+        """The cotangent of output i of a tile; zeros where nothing flowed."""
+        layer, template = self.tiles.layer(k)
+        entry = template.outputs[i]
+        match entry.kind:
+            case OutputKind.STREAM:
+                given = self.tiles.values.pop(cotangent(k, chunk), [None])[0]
+                return self.tiles.stream_zeros(k, chunk) if given is None else given
+            case OutputKind.CARRY:
+                info = layer.carries[entry.index]
+                given = self.tiles.values[adjoint(k, chunk)][entry.index]
+                return self.tiles.zeros(info.shape, info.dtype) if given is None else given
+            case OutputKind.SUM:
+                index = layer.sums[entry.index]
+                given = self.given.sums[index]
+                like = self.outputs.sums[index]
+                return self.tiles.zeros(like.shape, like.dtype) if given is None else given
+            case OutputKind.OUT:
+                index = layer.outs[entry.index]
+                whole, axis = self.given.outs[index], self.stack.outs[index].axis
+                if whole is not None:
+                    return self.tiles.slice(whole, axis, chunk)
+                like = self.tiles.slice(self.outputs.outs[index], axis, chunk)
+                return self.tiles.zeros(like.shape, like.dtype)
+
+    def _skip(self, k: int, chunk: int) -> None:
+        """No cotangent reaches this tile: drop what was kept for it, hand on nothing."""
+        values = self.tiles.values
+        values.pop(keep(k, chunk), None)
+        values.pop(cotangent(k, chunk), None)
+        held = values.get(adjoint(k, chunk))
+        if held is not None:
+            values[adjoint(k, chunk - 1)] = held
+
+    def gradients(self) -> StepGradients:
+        """Everything that was added up."""
+        return StepGradients(
+            {name: self.parameters.get(name) for name in self.tiles.inputs.state},
+            [self.sides.get(i) for i in range(len(self.stack.sides))],
+            [self.initial.get(i) for i in range(self.stack.initial_count)],
+        )
+
+
+def _takes_adjoint(template: Template) -> list[bool]:
+    """For each carry, whether a cotangent travels for it."""
+    return [o.differentiable for o in template.outputs if o.kind is OutputKind.CARRY]
