@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from adjcomp.passes.emitting import Emitter, fake_result
+from adjcomp.passes.layouts import weights_on_the_right
 from adjcomp.passes.losses import fuse_cross_entropy
 from adjcomp.passes.timeaxis import time_factor
 from adjcomp.passes.timerules import argument
@@ -29,6 +30,7 @@ def clean(graph: fx.Graph, time: Any) -> fx.Graph:
         _constant_batch_norm,
         partial(lower_windows, time=time),
         _split_before_transpose,
+        weights_on_the_right,
         _drop_stride_copies,
         _cancel_transposes,
         fuse_cross_entropy,
