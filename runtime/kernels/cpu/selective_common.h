@@ -1,6 +1,6 @@
 // What the selective scan and its VJP share: arguments, the walk over blocks, decays and states as vectors.
 //
-// Channels are SIMD lanes. A block is 32 steps of one vector of channels; its states stay in registers or L1.
+// Channels are SIMD lanes. A block is a few steps of one vector of channels; its states stay in registers or L1.
 //
 // Legend: b batch, t time, d channels, n states; s step of a block, v vector of channels.
 #pragma once
@@ -9,9 +9,7 @@
 
 namespace adjcomp {
 
-constexpr int kKept = 32;              // a state is kept every so many steps: CHECKPOINT_STEPS of adjcomp.ops.selective
-constexpr int kSteps = 8;              // steps of a block: what the VJP rebuilds of one block stays in L1
-constexpr int kBlocks = kKept / kSteps;  // blocks between kept states
+constexpr int kKept = 32;  // a state is kept every so many steps: CHECKPOINT_STEPS of adjcomp.ops.selective
 constexpr double kLn2 = 0.693147180559945309417232121458;
 
 struct Arguments {  // mirrors Arguments of selective_scan.py; pointers are null where an argument is absent
@@ -28,14 +26,14 @@ struct Place {
 };
 
 // The blocks of one task: channels first .. last - 1 (in vectors) of batch b.
-template <class T> struct Walk {
+template <class T, int Steps> struct Walk {
   const Arguments& a;
   int64_t b, first, last;
-  int64_t blocks() const { return (a.steps + kSteps - 1) / kSteps; }
+  int64_t blocks() const { return (a.steps + Steps - 1) / Steps; }
   int64_t vectors() const { return last - first; }
   int count(int64_t v) const { return int(std::min<int64_t>(lanes<T>, a.channels - v * lanes<T>)); }
   Place at(int64_t block, int64_t v) const {
-    return {b, block * kSteps, v * lanes<T>, int(std::min<int64_t>(kSteps, a.steps - block * kSteps)), count(v)};
+    return {b, block * Steps, v * lanes<T>, int(std::min<int64_t>(Steps, a.steps - block * Steps)), count(v)};
   }
   // The block that follows (direction 1) or precedes in time (-1), channels innermost; the same one at the end.
   Place next(int64_t block, int64_t v, int direction) const {
@@ -87,12 +85,13 @@ template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count
 }
 
 // What the steps of a block read: raw step sizes, δ, x and δ x.
-template <class T> struct Inputs {
-  Vec<T> raw[kSteps], delta[kSteps], x[kSteps], u[kSteps];
+template <class T, int Steps> struct Inputs {
+  Vec<T> raw[Steps], delta[Steps], x[Steps], u[Steps];
 };
 
-template <class T>
-Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay, Inputs<T>& in) {
+template <class T, int Steps>
+Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay,
+                  Inputs<T, Steps>& in) {
   Vec<T> low{}, high{};
   for (int s = 0; s < steps; ++s) {
     in.x[s] = load<T>(x.at(s));
@@ -105,10 +104,9 @@ Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, b
     low = delta < low ? delta : low;
     high = delta > high ? delta : high;
   }
-  const Vec<T> size = high - low, slope = decay.high - decay.low;
-  const T reach = largest_lane<T>(size * slope), negative = largest_lane<T>(-low), growing = largest_lane<T>(decay.high);
-  if (std::is_same<T, float>::value && reach <= 2 && negative <= 0 && growing <= 0) return Reach::kNarrow;
-  return reach < Format<T>::high - 2 ? Reach::kNormal : Reach::kAny;
+  const Vec<T> reach = (high - low) * (decay.high - decay.low);
+  if (std::is_same<T, float>::value && all_lanes((reach <= T(2)) & (low >= T(0)) & (decay.high <= T(0)))) return Reach::kNarrow;
+  return all_lanes(reach < Format<T>::high - T(2)) ? Reach::kNormal : Reach::kAny;
 }
 
 }  // namespace adjcomp

@@ -10,8 +10,8 @@ template <class T> struct ForwardBlock {
   Vec<T> bias, skip;
   Ahead<T, 3> next;
   Ahead<T, 1> output;
-  Inputs<T> in;
-  Vec<T> sum[kSteps];
+  Inputs<T, kKept> in;
+  Vec<T> sum[kKept];
 };
 
 // K states (or `count` where K is 0) through one block; their share of y is added to `sum`.
@@ -53,7 +53,7 @@ template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Vec<T>*
 }
 
 template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const Decay<T>& decay, Vec<T>* h) {
-  const Reach reach = read_inputs<T>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
+  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
   for (int s = 0; s < k.steps; ++s) k.sum[s] = k.skip * k.in.x[s];
   if (reach == Reach::kNarrow)
     forward_parts<T, Reach::kNarrow>(k, decay.packed, h);
@@ -64,12 +64,12 @@ template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const D
   for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.z ? k.sum[s] * silu<T>(load<T>(k.z.at(s))) : k.sum[s]);
 }
 
-template <class T> void forward_task(const Walk<T>& walk) {
+template <class T> void forward_task(const Walk<T, kKept>& walk) {
   const Arguments& a = walk.a;
   const int64_t states = a.states;
   Aligned<Vec<T>> packed(walk.vectors() * states), h(walk.vectors() * states);
   Aligned<Decay<T>> decays(walk.vectors());
-  Tail<T, kSteps> x, dt, z, y;
+  Tail<T, kKept> x, dt, z, y;
   ForwardBlock<T> k;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const int64_t at = v - walk.first;
@@ -80,12 +80,9 @@ template <class T> void forward_task(const Walk<T>& walk) {
     for (int64_t v = walk.first; v < walk.last; ++v) {
       const int64_t at = v - walk.first, count = walk.count(v);
       Vec<T>* state = h.data + at * states;
-      const bool end = block == walk.blocks();
-      if (end || block % kBlocks == 0) {
-        T* kept = walk.kept(end ? walk.kept_count() - 1 : block / kBlocks, v);
-        for (int64_t n = 0; n < states; ++n) store_some<T>(kept + n * count, state[n], int(count));
-      }
-      if (end) continue;
+      T* kept = walk.kept(block, v);
+      for (int64_t n = 0; n < states; ++n) store_some<T>(kept + n * count, state[n], int(count));
+      if (block == walk.blocks()) continue;
       const Place p = walk.at(block, v), next = walk.next(block, v, 1);
       k.steps = p.steps, k.states = int(states);
       k.next = {}, k.output = {};

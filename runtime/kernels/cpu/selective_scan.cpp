@@ -11,11 +11,11 @@ template <class T> void run(const Arguments& a, bool vjp) {
 #pragma omp parallel for num_threads(int(std::min(a.threads, tasks))) schedule(static)
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t group = task % a.groups;
-    const Walk<T> walk{a, task / a.groups, vectors * group / a.groups, vectors * (group + 1) / a.groups};
+    const int64_t b = task / a.groups, first = vectors * group / a.groups, last = vectors * (group + 1) / a.groups;
     if (vjp)
-      vjp_task<T>(walk, group);
+      vjp_task<T>({a, b, first, last}, group);
     else
-      forward_task<T>(walk);
+      forward_task<T>({a, b, first, last});
   }
 }
 

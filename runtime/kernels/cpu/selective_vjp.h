@@ -5,6 +5,8 @@
 
 namespace adjcomp {
 
+constexpr int kSteps = 8;                // steps of a block: what is rebuilt of one block stays in L1
+constexpr int kBlocks = kKept / kSteps;  // blocks between kept states
 constexpr int kPart = 8;  // states whose λ, dA and A stay in registers through a block
 
 // One step of one state. The four lie together: as separate arrays they would start at equal offsets within a page, where a load
@@ -21,7 +23,7 @@ template <class T> struct VjpBlock {
   Ahead<T, 4> next;
   Ahead<T, 3> outputs;
   Cell<T>* cells;  // (part, s, n)
-  Inputs<T> in;
+  Inputs<T, kSteps> in;
   Vec<T> slope[kSteps];  // dy times the derivative of the gate
   Vec<T> y[kSteps], dout[kSteps], du[kSteps], dlog[kSteps];
 };
@@ -136,7 +138,7 @@ template <class T, Reach R> void rebuild_parts(VjpBlock<T>& k, const Vec<T>* dec
 }
 
 template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
-  const Reach reach = read_inputs<T>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in);
+  const Reach reach = read_inputs<T, kSteps>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in);
   gate<T>(k, c.dskip);
   if (reach == Reach::kNarrow)
     rebuild_parts<T, Reach::kNarrow>(k, c.decay.packed, h);
@@ -169,7 +171,7 @@ template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
 
 // K states (or `count`) through a block, nothing else.
 template <class T, int K, Reach R>
-void advance_part(const Rows<T>& B, int steps, int n0, int count, const Inputs<T>& in, const Vec<T>* packed, Vec<T>* h) {
+void advance_part(const Rows<T>& B, int steps, int n0, int count, const Inputs<T, kSteps>& in, const Vec<T>* packed, Vec<T>* h) {
   const int size = K ? K : count;
   Vec<T> local[K ? K : 1];
 #pragma GCC unroll 16
@@ -186,7 +188,7 @@ void advance_part(const Rows<T>& B, int steps, int n0, int count, const Inputs<T
 }
 
 template <class T, Reach R>
-void advance(const Rows<T>& B, int steps, int states, const Inputs<T>& in, const Vec<T>* packed, Vec<T>* h) {
+void advance(const Rows<T>& B, int steps, int states, const Inputs<T, kSteps>& in, const Vec<T>* packed, Vec<T>* h) {
   for (int n = 0; n < states; n += 16) {
     if (states - n >= 16)
       advance_part<T, 16, R>(B, steps, n, 16, in, packed + n, h + n);
@@ -196,11 +198,11 @@ void advance(const Rows<T>& B, int steps, int states, const Inputs<T>& in, const
 }
 
 // The states before each block since the last kept one, up to `block`, for every vector of channels: (v, block, n).
-template <class T> void starts(const Walk<T>& walk, int64_t block, const Carried<T>* carried, Vec<T>* start) {
+template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const Carried<T>* carried, Vec<T>* start) {
   const Arguments& a = walk.a;
   const int states = int(a.states);
   Tail<T, kSteps> x, dt;
-  Inputs<T> in;
+  Inputs<T, kSteps> in;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const Decay<T>& decay = carried[v - walk.first].decay;
     const int count = walk.count(v);
@@ -211,7 +213,7 @@ template <class T> void starts(const Walk<T>& walk, int64_t block, const Carried
       const Place p = walk.at(at, v);
       Rows<T> x_ = rows<T>(a.x, p), dt_ = rows<T>(a.dt, p);
       if (count < lanes<T>) x_ = x.read(x_, p.steps, count), dt_ = dt.read(dt_, p.steps, count);
-      const Reach reach = read_inputs<T>(x_, dt_, p.steps, per_channel<T>(a.bias, p), a.softplus, decay, in);
+      const Reach reach = read_inputs<T, kSteps>(x_, dt_, p.steps, per_channel<T>(a.bias, p), a.softplus, decay, in);
       const Rows<T> B = rows<T>(a.B, p.b, p.t0, 0);
       std::copy(h, h + states, h + states);
       if (reach == Reach::kNarrow)
@@ -224,7 +226,7 @@ template <class T> void starts(const Walk<T>& walk, int64_t block, const Carried
   }
 }
 
-template <class T> void place_block(const Walk<T>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
+template <class T> void place_block(const Walk<T, kSteps>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
   const Arguments& a = walk.a;
   const Place p = walk.at(block, v), next = walk.next(block, v, -1);
   k.steps = p.steps, k.states = int(a.states), k.softplus = a.softplus;
@@ -251,7 +253,7 @@ template <class T> struct VectorRunner {
   }
 };
 
-template <class T> void start_vjp(const Walk<T>& walk, Vec<T>* memory, Carried<T>* carried) {
+template <class T> void start_vjp(const Walk<T, kSteps>& walk, Vec<T>* memory, Carried<T>* carried) {
   const int64_t states = walk.a.states;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     Carried<T>& c = carried[v - walk.first];
@@ -264,7 +266,7 @@ template <class T> void start_vjp(const Walk<T>& walk, Vec<T>* memory, Carried<T
   }
 }
 
-template <class T> void finish_vjp(const Walk<T>& walk, const Carried<T>* carried) {
+template <class T> void finish_vjp(const Walk<T, kSteps>& walk, const Carried<T>* carried) {
   const Arguments& a = walk.a;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const Carried<T>& c = carried[v - walk.first];
@@ -277,7 +279,7 @@ template <class T> void finish_vjp(const Walk<T>& walk, const Carried<T>* carrie
   }
 }
 
-template <class T> void vjp_task(const Walk<T>& walk, int64_t group) {
+template <class T> void vjp_task(const Walk<T, kSteps>& walk, int64_t group) {
   const Arguments& a = walk.a;
   const int64_t states = a.states;
   Aligned<Vec<T>> memory(3 * walk.vectors() * states), start(walk.vectors() * kBlocks * states);

@@ -8,6 +8,10 @@
 #include <type_traits>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 #define ADJCOMP_VECTOR_BYTES 64
 #elif defined(__AVX__)
 #define ADJCOMP_VECTOR_BYTES 32
@@ -47,11 +51,12 @@ template <class T> inline void store_some(T* p, Vec<T> v, int count) {
   std::memcpy(p, &v, sizeof(T) * count);
 }
 
-// The largest of the lanes; NaN is passed over unless it is the first.
-template <class T> inline T largest_lane(Vec<T> v) {
-  T best = v[0];
-  for (int i = 1; i < lanes<T>; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+// Whether a comparison holds in every lane.
+template <class M> inline bool all_lanes(M mask) {
+  int64_t words[sizeof(M) / 8], all = -1;
+  std::memcpy(words, &mask, sizeof mask);
+  for (int64_t word : words) all &= word;
+  return all == -1;
 }
 
 template <class T> inline T sum_lanes(Vec<T> v) {
@@ -142,7 +147,23 @@ template <class T> inline Vec<T> exp(Vec<T> v) {
   return scaled_exp2<T>(rest * log2e, shifted);
 }
 
-template <class T> inline Vec<T> sigmoid(Vec<T> v) { return T(1) / (T(1) + exp<T>(-v)); }
+#if defined(__AVX512F__)
+// 1 / v for 1 <= v < 2^126: an estimate and two Newton steps take half the time of a division.
+inline VecFloat reciprocal(VecFloat v) {
+  VecFloat r = (VecFloat)_mm512_rcp14_ps((__m512)v);
+  r = r * (2.0f - v * r);
+  return r + r * (1.0f - v * r);
+}
+#else
+inline VecFloat reciprocal(VecFloat v) { return 1.0f / v; }
+#endif
+inline VecDouble reciprocal(VecDouble v) { return 1.0 / v; }
+
+// 1 / (1 + e^-v); below -87 (-708 for double) what it is there, a number of that size.
+template <class T> inline Vec<T> sigmoid(Vec<T> v) {
+  const T least = std::is_same<T, float>::value ? T(-87) : T(-708);
+  return reciprocal(T(1) + exp<T>(-(v < least ? splat<T>(least) : v)));
+}
 
 template <class T> inline Vec<T> silu(Vec<T> v) { return v * sigmoid<T>(v); }
 
