@@ -22,3 +22,5 @@ __all__ = [
     "selective_scan",
     "ssd",
 ]
+
+import adjcomp.runtime.kernels.registry  # noqa: F401 - last: it registers kernels for the ops declared above

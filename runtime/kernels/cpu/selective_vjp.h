@@ -30,6 +30,7 @@ template <class T> struct VjpBlock {
 
 // The cotangent before the gate, for each step.
 template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
+  Vec<T> sum{};
   for (int s = 0; s < k.steps; ++s) {
     Vec<T> g = k.dy ? load<T>(k.dy.at(s)) : Vec<T>{};
     k.slope[s] = Vec<T>{};
@@ -39,9 +40,10 @@ template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
       g *= z * open;
     }
     k.dout[s] = g;
-    dskip += g * k.in.x[s];
+    sum += g * k.in.x[s];
     k.y[s] = k.skip * k.in.x[s];
   }
+  dskip += sum;
 }
 
 // Rebuilds K states (or `count`): their decays and decayed states a h, their share of y, and dC.
@@ -84,9 +86,9 @@ template <class T> void gate_vjp(const VjpBlock<T>& k) {
 template <class T, int K>
 void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T>* lambda, Vec<T>* dA) {
   const int size = K ? K : count;
-  Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];
+  Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];  // dA of this block alone: sums of sums lose less
 #pragma GCC unroll 8
-  for (int n = 0; n < K; ++n) lambda_[n] = lambda[n], dA_[n] = dA[n];
+  for (int n = 0; n < K; ++n) lambda_[n] = lambda[n], dA_[n] = Vec<T>{};
   Vec<T>*l_ = K ? lambda_ : lambda, *d_ = K ? dA_ : dA;
   Cell<T>* cells = k.cells + n0 * kSteps;
   for (int s = k.steps - 1; s >= 0; --s) {
@@ -108,17 +110,19 @@ void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T
     k.du[s] = du[0] + du[1], k.dlog[s] = dlog[0] + dlog[1];
   }
 #pragma GCC unroll 8
-  for (int n = 0; n < K; ++n) lambda[n] = lambda_[n], dA[n] = dA_[n];
+  for (int n = 0; n < K; ++n) lambda[n] = lambda_[n], dA[n] += dA_[n];
 }
 
 template <class T> void write_inputs_vjp(const VjpBlock<T>& k, Vec<T>& dbias) {
+  Vec<T> sum{};
   for (int s = 0; s < k.steps; ++s) {
     Vec<T> ddt = k.dlog[s] * T(kLn2) + k.in.x[s] * k.du[s];
     if (k.softplus) ddt *= softplus_slope<T>(k.in.raw[s]);
-    dbias += ddt;
+    sum += ddt;
     if (k.dx) store<T>(k.dx.at(s), k.in.delta[s] * k.du[s] + k.skip * k.dout[s]);
     if (k.ddt) store<T>(k.ddt.at(s), ddt);
   }
+  dbias += sum;
 }
 
 // What one vector of channels carries from block to block.
