@@ -14,7 +14,7 @@ from adjcomp.options import Options
 from adjcomp.session import Session
 
 
-def compile(  # noqa: A001 - the public name
+def compile(
     model: torch.nn.Module,
     mem_budget: int | str | None = None,
     *,
@@ -26,9 +26,11 @@ def compile(  # noqa: A001 - the public name
 
     Args:
         model: any module whose activations form a residual stack over a sequence; it is not changed.
-        mem_budget: bytes as an int, a string ("16GiB", "800MB"), or None for what the device has free. It bounds everything live on the
+        mem_budget: bytes as an int, a string ("16GiB", "800MB"), or None for what the device has free. It bounds everything live
+            on the
             device during a step: parameters, gradients, buffers, inputs, activations, workspace, optimizer state.
-        optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as "adamw".
+        optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as
+            "adamw".
         chunk: chunk length in tokens; None lets the planner choose.
         options: see `adjcomp.Options`.
 
@@ -47,9 +49,14 @@ def compile(  # noqa: A001 - the public name
 
 
 def check_gradients(
-    model: torch.nn.Module, inputs: tuple[Any, ...] | dict[str, Any], mem_budget: int | str | None = None, *, chunk: int | None = None
+    model: torch.nn.Module,
+    inputs: tuple[Any, ...] | dict[str, Any],
+    mem_budget: int | str | None = None,
+    *,
+    chunk: int | None = None,
 ) -> GradientReport:
-    """Run one step of `model` plainly and one compiled, and compare loss and gradients; gradients the model holds are left as they were.
+    """Run one step of `model` plainly and one compiled, and compare loss and gradients; gradients the model holds are left as
+    they were.
 
     inputs: positional (tuple) or keyword (dict) arguments of one call. Random numbers (dropout) can't agree: use eval mode.
     """

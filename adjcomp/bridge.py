@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ Tensor = torch.Tensor
 class Call:
     """One call of a compiled model between its forward and its backward.
 
-    parameters: names of those that want a gradient; sides, initial: indices likewise. versions: what must not change before backward.
+    parameters: names of those that want a gradient; sides, initial: indices likewise. versions: what must not change before
+        backward.
     """
 
     step: Step | None
@@ -27,15 +29,15 @@ class Call:
     sides: Sequence[int]
     initial: Sequence[int]
     versions: Mapping[str, tuple[Tensor, int]]
-    on_backward: Any
+    on_backward: Callable[[], AbstractContextManager[None]]
 
     def check_unchanged(self) -> None:
         """RuntimeError naming the parameter, buffer or input that was changed in place since the forward."""
         for name, (tensor, version) in self.versions.items():
             if tensor._version != version:
                 raise RuntimeError(
-                    f"{name} was changed in place between forward and backward (version {version} -> {tensor._version}): the backward "
-                    "would recompute with other values. Call backward() first, or run the forward again"
+                    f"{name} was changed in place between forward and backward (version {version} -> {tensor._version}): "
+                    "the backward would recompute with other values. Call backward() first, or run the forward again"
                 )
 
 
@@ -43,7 +45,7 @@ class Bridge(torch.autograd.Function):
     """Leaves (parameters, sides, initial states) -> sums, per-token outputs, final states."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *leaves: Tensor) -> tuple[Tensor, ...]:  # noqa: D102 - see the class
+    def forward(ctx: Any, call: Call, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
         assert call.step is not None
@@ -56,17 +58,17 @@ class Bridge(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: D102
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
         if call.step is None:
             raise RuntimeError(
-                "Trying to backward through the graph a second time: a compiled model frees what it kept as its backward runs, and "
-                "retain_graph=True can't bring it back. Run the forward again"
+                "Trying to backward through the graph a second time: a compiled model frees what it kept as its backward runs, "
+                "and retain_graph=True can't bring it back. Run the forward again"
             )
         call.check_unchanged()
         step, call.step = call.step, None
         sums, outs = ctx.counts
-        with call.on_backward(step):
+        with call.on_backward():
             grads = step.backward(Cotangents(cotangents[:sums], cotangents[sums : sums + outs], cotangents[sums + outs :]))
         found: list[Tensor | None] = [grads.parameters.pop(name) for name in call.parameters]
         found += [grads.sides[i] for i in call.sides]

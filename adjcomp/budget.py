@@ -108,7 +108,9 @@ def _publish_bytes(stack: ResidualStack, held: Held, wanted: tuple[str, ...]) ->
     """A cast to the parameter's dtype, one parameter at a time, where the accumulator has another."""
     casts = []
     for layer in stack.layers:
-        sizes = [held.parameters[n].numel() * held.parameters[n].element_size() for n in layer.parameters if _is_cast(held, wanted, n)]
+        sizes = [
+            held.parameters[n].numel() * held.parameters[n].element_size() for n in layer.parameters if _is_cast(held, wanted, n)
+        ]
         casts.append(max(sizes, default=0))
     return tuple(casts)
 

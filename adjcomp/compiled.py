@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from adjcomp.ir.plan import Plan
-from adjcomp.session import Session, Stats
+from adjcomp.session import Session
+from adjcomp.stepping import Stats
 
 _SLOT = "_adjcomp_session"
 
@@ -45,8 +45,12 @@ class CompiledMethods:
             raise RuntimeError("no step has run yet")
         return found
 
-    def plan_for(self, *, batch_size: int = 1, seq_len: int, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None) -> Plan:
-        """The plan for a shape, without running it. Where forward isn't `(input_ids, labels)`, give `example_inputs` of that shape."""
+    def plan_for(
+        self, *, batch_size: int = 1, seq_len: int, example_inputs: tuple[Any, ...] | dict[str, Any] | None = None
+    ) -> Plan:
+        """The plan for a shape, without running it. Where forward isn't `(input_ids, labels)`, give `example_inputs` of that
+        shape.
+        """
         args, kwargs = example_call(self, batch_size, seq_len, example_inputs)  # type: ignore[arg-type]
         return session_of(self).plan_for(args, kwargs)  # type: ignore[arg-type]
 
@@ -74,9 +78,17 @@ def example_call(
     return (ids,), {}
 
 
-@lru_cache(maxsize=256)
+_VIEWS: dict[type, type] = {}
+
+
 def _view_class(kind: type) -> type:
     """The subclass that compiled views of `kind` belong to."""
+    if kind not in _VIEWS:
+        _VIEWS[kind] = _make_view_class(kind)
+    return _VIEWS[kind]
+
+
+def _make_view_class(kind: Any) -> type:
     plain = kind.forward
 
     @functools.wraps(plain)
@@ -87,14 +99,21 @@ def _view_class(kind: type) -> type:
         return session.run(args, kwargs)
 
     forward.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
-    namespace = {"__slots__": (_SLOT,), "forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    namespace = {
+        "__slots__": (_SLOT,),
+        "forward": forward,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
     return type(kind.__name__, (CompiledMethods, kind), namespace)
 
 
 def make_view(session: Session) -> torch.nn.Module:
     """A compiled view of the session's model."""
     model = session.model
-    view = object.__new__(_view_class(type(model)))
+    view: Any = object.__new__(_view_class(type(model)))
     object.__setattr__(view, "__dict__", model.__dict__)
     object.__setattr__(view, _SLOT, session)
-    return view  # type: ignore[no-any-return]
+    made: torch.nn.Module = view
+    return made

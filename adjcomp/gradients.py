@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class GradientError:
-    """One parameter: norms of plain's gradient and of the difference (None where plain leaves the gradient None, as ours must)."""
+    """One parameter: norms of plain's gradient and of the difference; None where plain leaves it None, as ours must."""
 
     name: str
     plain_norm: float | None
@@ -23,8 +23,8 @@ class GradientError:
 class GradientReport:
     """Gradients of a compiled model against plain autograd.
 
-    max_relative_error: the largest over parameters of |g - g_plain| / (|g_plain| + 1e-3 |all g_plain|); infinite where one of the two is
-    None and the other is not, or anything is not finite. 1e-5 is the bound that float32 models must meet.
+    max_relative_error: the largest over parameters of |g - g_plain| / (|g_plain| + 1e-3 |all g_plain|); infinite where one of the
+    two is None and the other is not, or anything is not finite. 1e-5 is the bound that float32 models must meet.
     """
 
     loss: float
@@ -55,7 +55,7 @@ def measure(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tuple[fl
     try:
         model.zero_grad(set_to_none=True)
         loss = run()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
     finally:
         for name, parameter in model.named_parameters():
@@ -81,7 +81,9 @@ def _entry(name: str, expected: torch.Tensor | None, got: torch.Tensor | None, s
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss in a model's output: its `loss` entry, the output itself, or the first tensor, whichever is a scalar; else a mean of squares."""
+    """The loss in a model's output: its `loss` entry, the output itself, or the first tensor, whichever is a scalar; else a mean
+    of squares.
+    """
     if isinstance(output, Mapping) and output.get("loss") is not None:
         loss: torch.Tensor = output["loss"]
         return loss

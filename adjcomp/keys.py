@@ -14,7 +14,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def capture_key(model: torch.nn.Module, call: CallTensors) -> tuple[Any, ...]:
-    """Everything a trace depends on but the sequence length: modules, parameters, autocast, the call's structure and constants."""
+    """All that a trace depends on but the sequence length: modules, parameters, autocast, the call's structure and constants."""
     return (_call_key(call), _modules_key(model), _parameters_key(model), _mode_key())
 
 
@@ -25,7 +25,7 @@ def _call_key(call: CallTensors) -> tuple[Any, ...]:
         if isinstance(leaf, torch.Tensor):
             entry = next(inputs)
             fixed = tuple(None if dim == entry.time_dim else size for dim, size in enumerate(entry.shape))
-            leaves.append((entry.path, entry.time_dim, fixed, leaf.dtype, str(leaf.device), leaf.requires_grad))
+            leaves.append((entry.path, entry.time_dim, fixed, leaf.dtype, str(leaf.device), leaf.requires_grad, entry.restarts))
         else:
             leaves.append((type(leaf).__name__, leaf))
     return (str(call.spec), tuple(leaves))
@@ -36,13 +36,15 @@ def _modules_key(model: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def _plain_attributes(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Attributes of plain Python type, one level into objects (a config), and how many hooks there are."""
+    """Attributes of plain Python type, one level into objects (a config); tensors by identity; hooks, in number and by name."""
     found: list[Any] = []
     for name, value in attributes.items():
         if isinstance(value, _PLAIN):
             found.append((name, value))
-        elif name.endswith("_hooks") or name.endswith("_pre_hooks"):
-            found.append((name, len(value) if value else 0))
+        elif isinstance(value, torch.Tensor):
+            found.append((name, id(value), value.requires_grad))
+        elif name.endswith("_hooks"):
+            found.append((name, tuple(getattr(hook, "__name__", "") for hook in (value or {}).values())))
         elif name == "config":
             found.append((name, tuple((k, v) for k, v in sorted(vars(value).items()) if isinstance(v, _PLAIN))))
         elif isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):
@@ -63,7 +65,11 @@ def _mode_key() -> tuple[Any, ...]:
 
 def check_leaves(call: CallTensors) -> None:
     """TypeError for arguments that are neither tensors nor plain values (a cache object, a callable)."""
-    for path, leaf in zip(pytree.tree_flatten_with_path(pytree.tree_unflatten(list(call.leaves), call.spec))[0], call.leaves, strict=True):
+    for path, leaf in zip(
+        pytree.tree_flatten_with_path(pytree.tree_unflatten(list(call.leaves), call.spec))[0], call.leaves, strict=True
+    ):
         if not isinstance(leaf, torch.Tensor | int | float | bool | str | type(None) | torch.dtype | torch.device):
             name = pytree.keystr(path[0])
-            raise TypeError(f"argument {name} is a {type(leaf).__name__}; under gradients, arguments may be tensors and plain values")
+            raise TypeError(
+                f"argument {name} is a {type(leaf).__name__}; under gradients, arguments may be tensors and plain values"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,15 +16,17 @@ from adjcomp.ir.plan import Plan
 from adjcomp.machine import Machine, parse_machine
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
-from adjcomp.passes.capture import describe_call
+from adjcomp.passes.capture import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
+from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine
 from adjcomp.session import Session, made_side_bytes
 from adjcomp.units import format_bytes, parse_bytes
 
 Example = tuple[Any, ...] | dict[str, Any]
 FRONTIER_POINTS = 8
-_SESSIONS: WeakKeyDictionary[torch.nn.Module, Session] = WeakKeyDictionary()
+# Captures of models that are alive. They don't refer to their model, which a session does: kept here, it would live for ever.
+_CAPTURES: WeakKeyDictionary[torch.nn.Module, OrderedDict[Any, Captured]] = WeakKeyDictionary()
 
 
 def plan(
@@ -58,6 +61,16 @@ def plan(
     return plan_on_machine(_request(model, budget, batch_size, seq_len, target, optimizer, chunk, example_inputs, options))
 
 
+def capture_example(
+    model: torch.nn.Module, batch_size: int, seq_len: int, example_inputs: Example | None
+) -> tuple[CallTensors, Captured]:
+    """A call of the given shape and its capture, kept as long as the model lives."""
+    args, kwargs = example_call(model, batch_size, seq_len, example_inputs)
+    call = describe_call(args, kwargs)
+    session = Session(model, None, None, Options(), captures=_CAPTURES.setdefault(model, OrderedDict()))
+    return call, session.captured(args, kwargs, call)
+
+
 def _request(
     model: torch.nn.Module,
     budget: int,
@@ -71,10 +84,7 @@ def _request(
 ) -> OfflineRequest:
     if seq_len < 1 or batch_size < 1:
         raise ValueError(f"batch_size and seq_len must be at least 1, not {batch_size} and {seq_len}")
-    session = _SESSIONS.setdefault(model, Session(model, None, None, options or Options()))
-    args, kwargs = example_call(model, batch_size, seq_len, example_inputs)
-    call = describe_call(args, kwargs)
-    captured = session.captured(args, kwargs, call)
+    call, captured = capture_example(model, batch_size, seq_len, example_inputs)
     tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
     coming = optimizer_bytes(optimizer, model.parameters())
     return OfflineRequest(
@@ -96,7 +106,9 @@ def _budget(mem_budget: int | str | None, machine: Machine) -> int:
     budget = parse_bytes(mem_budget)
     largest = max(device.memory_bytes for device in machine.devices)
     if budget > largest:
-        raise ValueError(f"mem_budget {format_bytes(budget)} is more than a device of {machine.name} has ({format_bytes(largest)})")
+        raise ValueError(
+            f"mem_budget {format_bytes(budget)} is more than a device of {machine.name} has ({format_bytes(largest)})"
+        )
     return budget
 
 
@@ -121,9 +133,18 @@ def frontier(
         plan(model, 1, batch_size=batch_size, seq_len=seq_len, machine=target, optimizer=optimizer, example_inputs=example_inputs)
     except BudgetError as error:
         least = error.minimum_bytes
-    budgets = [min(most, int(math.ceil(least * (most / least) ** (i / (points - 1))))) for i in range(points)]
+    budgets = [min(most, math.ceil(least * (most / least) ** (i / (points - 1)))) for i in range(points)]
     plans = [
-        plan(model, b, batch_size=batch_size, seq_len=seq_len, machine=target, optimizer=optimizer, example_inputs=example_inputs, options=options)
+        plan(
+            model,
+            b,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            machine=target,
+            optimizer=optimizer,
+            example_inputs=example_inputs,
+            options=options,
+        )
         for b in dict.fromkeys([least, *budgets[1:]])
     ]
     return _undominated(plans)

@@ -26,7 +26,9 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer | str | None, parameters: I
         if optimizer.lower() not in _STATES:
             raise ValueError(f"unknown optimizer {optimizer!r}; known names: {', '.join(_STATES)}; or pass the optimizer itself")
         return sum(4 * p.numel() for p in trained) * _STATES[optimizer.lower()]
-    held = sum(_held_or_measured(optimizer, group, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+    held = sum(
+        _held_or_measured(optimizer, group, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+    )
     return int(held)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from adjcomp.budget import Held, outside_costs
 from adjcomp.calibration import measured_times
+from adjcomp.errors import BudgetError
 from adjcomp.ir.actions import Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
-from adjcomp.errors import BudgetError
 from adjcomp.machine import Device, Machine, parse_machine
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
@@ -38,8 +38,8 @@ class PlanRequest:
 def make_executable(request: PlanRequest) -> Executable:
     """The plan of a request on the device that holds the model, with its programs.
 
-    Tiles that keep everything their VJP reads make the fastest plan where all of it fits; else the lean form is planned as well, and
-    the faster of the two plans is taken. The lower bound speaks of both.
+    Tiles that keep everything their VJP reads make the fastest plan where all of it fits; else the lean form is planned as well,
+    and the faster of the two plans is taken. The lower bound speaks of both.
     """
     full = _cost_model(request, KeepPolicy.FULL, own_device())
     best_model, best = full, _solve_or_none(request, full)

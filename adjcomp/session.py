@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from adjcomp.bridge import Bridge, Call
 from adjcomp.budget import Held, check_budget, free_bytes
 from adjcomp.errors import BudgetError, CaptureError
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
 from adjcomp.keys import capture_key, check_leaves
-from adjcomp.optimizers import live_bytes, optimizer_bytes
+from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.passes.capture import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_executable
-from adjcomp.runtime.executor import Step
-from adjcomp.runtime.memory import StorageTracker, distinct_bytes
-from adjcomp.runtime.values import StepInputs
+from adjcomp.stepping import Stats, StepRequest, made_bytes, run_step
 
 CAPTURES_KEPT = 16
 PLANS_KEPT = 64
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Figures of the last step. Bytes count everything live on the device; seconds are wall clock, forward and backward together."""
-
-    budget_bytes: int
-    predicted_peak_bytes: int
-    measured_peak_bytes: int
-    seconds: float
 
 
 @dataclass
@@ -69,12 +54,16 @@ class Session:
         made = GradInterpreter(captured.stack.prologue).run(*placeholders)
         sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
         held = self._held(tensors)
-        executable = self._executable(captured, call, held, _made_bytes(sides, tensors))
+        executable = self._executable(captured, call, held, made_bytes(sides, tensors))
         watched = {**state, **{entry.path: t for entry, t in zip(call.inputs, tensors, strict=True)}}
-        results = self._step(executable, state, watched, tensors, sides, initial, held)
+        request = StepRequest(executable, state, watched, tensors, sides, initial, held, self.optimizer)
+        results = run_step(request, self._record)
         outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
         _update(captured, watched, outputs)
         return _assemble(captured, outputs)
+
+    def _record(self, stats: Stats) -> None:
+        self.last_stats = stats
 
     def wants_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether anything in a call takes a gradient; without that the plain forward serves."""
@@ -108,7 +97,7 @@ class Session:
 
     def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
         resident = tuple(sorted(held.resident_bytes().items()))
-        key = (id(captured), call.seq_len, side_bytes, resident)
+        key = (id(captured.stack), call.seq_len, side_bytes, resident)
         if key not in self.executables:
             self.executables[key] = self._plan(captured, call, held, side_bytes)
             if len(self.executables) > PLANS_KEPT:
@@ -123,7 +112,8 @@ class Session:
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
-        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, self._candidates(call.seq_len, device), str(device), self.options)
+        candidates = self._candidates(call.seq_len, device)
+        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options)
         try:
             return make_executable(request)
         except BudgetError as error:
@@ -135,78 +125,11 @@ class Session:
             return [min(self.chunk, seq_len)]
         return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda")
 
-    def _step(
-        self,
-        executable: Executable,
-        state: Mapping[str, torch.Tensor],
-        watched: Mapping[str, torch.Tensor],
-        tensors: tuple[torch.Tensor, ...],
-        sides: tuple[torch.Tensor, ...],
-        initial: tuple[torch.Tensor, ...],
-        held: Held,
-    ) -> tuple[torch.Tensor, ...]:
-        tracker = StorageTracker(sum(held.resident_bytes().values()) - held.optimizer_bytes + live_bytes(self.optimizer))
-        tracker.track_all(_made(sides, tensors))
-        seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
-        step = Step(executable, StepInputs(dict(state), sides, initial, seed), tracker)
-        names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
-        wanted_sides = [i for i, s in enumerate(sides) if s.requires_grad]
-        wanted_initial = [i for i, s in enumerate(initial) if s.requires_grad]
-        leaves = [*(state[n] for n in names), *(sides[i] for i in wanted_sides), *(initial[i] for i in wanted_initial)]
-        read = _used(executable) | (watched.keys() - state.keys())
-        versions = {name: (t, t._version) for name, t in watched.items() if name in read and name not in executable.stack.updates}
-        started = time.perf_counter()
-        call = Call(step, names, wanted_sides, wanted_initial, versions, lambda s: self._measured(s, forward_seconds))
-        results: tuple[torch.Tensor, ...] = Bridge.apply(call, *leaves)
-        forward_seconds = time.perf_counter() - started
-        self._record(step, forward_seconds)
-        if not any(r.requires_grad for r in results):
-            step.forget()
-        return results
-
-    @contextlib.contextmanager
-    def _measured(self, step: Step, forward_seconds: float) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._record(step, forward_seconds + time.perf_counter() - started)
-
-    def _record(self, step: Step, seconds: float) -> None:
-        plan = step.executable.plan
-        self.last_stats = Stats(
-            budget_bytes=max(plan.budget_bytes.values()),
-            predicted_peak_bytes=max(plan.peak_bytes.values()),
-            measured_peak_bytes=step.tracker.peak_bytes,
-            seconds=seconds,
-        )
-
-
-def _made(sides: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """The sides with storage of their own, each storage once."""
-    known = {t.untyped_storage().data_ptr() for t in tensors}
-    found: dict[int, torch.Tensor] = {}
-    for side in sides:
-        pointer = side.untyped_storage().data_ptr()
-        if pointer not in known:
-            found.setdefault(pointer, side)
-    return list(found.values())
-
-
-def _made_bytes(sides: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> int:
-    return distinct_bytes(_made(sides, tensors))
-
-
-def _used(executable: Executable) -> frozenset[str]:
-    return frozenset(name for layer in executable.stack.layers for name in layer.parameters)
-
-
-def _draws(executable: Executable) -> bool:
-    from adjcomp.ir.stack import InputKind
-
-    return any(entry.kind is InputKind.SEED for template in executable.stack.templates for entry in template.inputs)
-
 
 def _with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`num_items_in_batch` differs from step to step: as a tensor it is an input, as a number it would be a constant of the trace."""
+    """`num_items_in_batch` differs from step to step: as a tensor it is an input, as a number it would be a constant of the
+    trace.
+    """
     changed = dict(kwargs)
     count = changed.get("num_items_in_batch")
     if isinstance(count, int | float) and not isinstance(count, bool):
@@ -219,7 +142,9 @@ def _check_devices(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         devices.setdefault(str(parameter.device), name)
     if len(devices) > 1:
-        raise CaptureError(f"parameters are on several devices: {', '.join(f'{name} on {device}' for device, name in devices.items())}")
+        raise CaptureError(
+            f"parameters are on several devices: {', '.join(f'{name} on {device}' for device, name in devices.items())}"
+        )
 
 
 def _check_guards(captured: Captured, seq_len: int) -> None:

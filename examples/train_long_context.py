@@ -20,12 +20,12 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 warnings.filterwarnings("ignore", message=".*falling back to its reference.*")
 
-import torch
-from tqdm import tqdm
-from transformers import MambaConfig, MambaForCausalLM
+import torch  # noqa: E402 - the environment above must be set first
+from tqdm import tqdm  # noqa: E402
+from transformers import MambaConfig, MambaForCausalLM  # noqa: E402
 
-import adjcomp
-from adjcomp.units import format_bytes
+import adjcomp  # noqa: E402
+from adjcomp.units import format_bytes  # noqa: E402
 
 SECONDS = 140  # no new step starts after this long
 
@@ -44,7 +44,9 @@ def standard_library(tokens: int) -> torch.Tensor:
 def byte_model() -> MambaForCausalLM:
     """An unmodified transformers Mamba of about a million parameters over bytes."""
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=256, hidden_size=128, num_hidden_layers=8, state_size=16, use_cache=False, residual_in_fp32=False)
+    config = MambaConfig(
+        vocab_size=256, hidden_size=128, num_hidden_layers=8, state_size=16, use_cache=False, residual_in_fp32=False
+    )
     return MambaForCausalLM(config).train()
 
 

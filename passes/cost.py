@@ -169,7 +169,9 @@ class CostModel:
         )
 
     def _slices(self, template: Template, length: int) -> tuple[int, int]:
-        """Bytes of the chunks cut out of whole-sequence values that are not dense as they stand: of sides, and of output cotangents."""
+        """Bytes of the chunks cut out of whole-sequence values that are not dense as they stand: of sides, and of output
+        cotangents.
+        """
         placeholders = [n for n in template.graph.graph.nodes if n.op == "placeholder"]
         sides = [n.meta["val"] for n, i in zip(placeholders, template.inputs, strict=True) if i.kind is InputKind.SIDE]
         side_bytes = sum(number_of_bytes(v, template.time, length) for v in sides if _slice_copies(v))
@@ -190,4 +192,3 @@ def _outputs(template: Template) -> list[tuple[OutputKind, bool, Any]]:
 
 def _workspace(program: Program | None) -> int:
     return 0 if program is None else program.workspace_bytes
-

@@ -1,7 +1,8 @@
 """The VJP of a tile function as explicit nodes: one joint graph of forward and backward, then cut in two.
 
-The cut decides what a tile keeps. LEAN keeps what is dear to make (matrix products, states of recurrences) and makes the pointwise
-rest again in the backward; it is a minimum cut over bytes. FULL keeps everything the backward reads, as plain autograd does.
+The cut decides what a tile keeps. LEAN keeps what is dear to make (matrix products, states of recurrences) and makes the
+pointwise rest again in the backward; it is a minimum cut over bytes. FULL keeps everything the backward reads, as plain autograd
+does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import enum
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import networkx as nx
 import torch
@@ -39,8 +39,8 @@ class KeepPolicy(enum.Enum):
 class JointGraph:
     """Forward and VJP of one template.
 
-    graph: placeholders are the template's inputs, then one cotangent for each output in `cotangents`; outputs are the template's outputs,
-    then one gradient for each input in `gradients`.
+    graph: placeholders are the template's inputs, then one cotangent for each output in `cotangents`; outputs are the template's
+    outputs, then one gradient for each input in `gradients`.
     """
 
     template: Template
@@ -54,7 +54,8 @@ class Split:
     """A joint graph cut in two.
 
     forward: inputs -> (outputs…, saved…). backward: (inputs it reads…, saved…, cotangents…) -> gradients.
-    reads: indices of template inputs the backward reads; reads_output: indices of template outputs it reads (kept as values, not saved).
+    reads: indices of template inputs the backward reads; reads_output: indices of template outputs it reads (kept as values, not
+        saved).
     """
 
     joint: JointGraph
@@ -83,12 +84,20 @@ def differentiate(template: Template) -> JointGraph | None:
         outputs = GradInterpreter(template.graph).run(*leaves)
         reached = [(outputs[i], t) for i, t in zip(cotangents, tangents, strict=True) if outputs[i].requires_grad]
         wanted = [leaves[i] for i in gradients]
-        grads = torch.autograd.grad([o for o, _ in reached], wanted, [t for _, t in reached], allow_unused=True) if reached else [None] * len(wanted)
+        grads = (
+            torch.autograd.grad([o for o, _ in reached], wanted, [t for _, t in reached], allow_unused=True)
+            if reached
+            else [None] * len(wanted)
+        )
         found[:] = [g is not None for g in grads]
         return [*(o.detach() for o in outputs), *(g for g in grads if g is not None)]
 
     with mode, enable_python_dispatcher(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        tangents = [torch.empty(tuple(n.meta["val"].shape), dtype=n.meta["val"].dtype, device=n.meta["val"].device) for i, n in enumerate(results) if i in cotangents]
+        tangents = [
+            torch.empty(tuple(n.meta["val"].shape), dtype=n.meta["val"].dtype, device=n.meta["val"].device)
+            for i, n in enumerate(results)
+            if i in cotangents
+        ]
         inputs = [torch.empty_strided(tuple(v.shape), v.stride(), dtype=v.dtype, device=v.device) for v in fakes]
         traced = make_fx(joint)(inputs, tangents)
     reached = tuple(i for i, yes in zip(gradients, found, strict=True) if yes)
@@ -124,7 +133,12 @@ _RECOMPUTABLE = {
 
 
 def _recomputable(node: fx.Node) -> bool:
-    return node.target in _RECOMPUTABLE or is_alias(node) or torch.Tag.pointwise in getattr(node.target, "tags", ()) or not _is_tensor(node)
+    return (
+        node.target in _RECOMPUTABLE
+        or is_alias(node)
+        or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        or not _is_tensor(node)
+    )
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -179,7 +193,9 @@ class _Parts:
             if n.op == "call_function" and not _recomputable(n):
                 return False
             stack.extend(n.all_input_nodes)
-        return all(self.joint.template.inputs[self.inputs.index(n)].kind is InputKind.PARAMETER for n in seen if n.op == "placeholder")
+        return all(
+            self.joint.template.inputs[self.inputs.index(n)].kind is InputKind.PARAMETER for n in seen if n.op == "placeholder"
+        )
 
     def lean(self) -> list[fx.Node]:
         """A minimum cut: cheapest set of values, in bytes, from which recomputable ops lead to all the backward reads."""
@@ -199,12 +215,16 @@ class _Parts:
             if node.op == "placeholder" or not _recomputable(node):
                 flow.add_edge("source", (node, "in"))
             for user in node.users:
-                if user in self.backward or user.op == "output" and node in self.grads:
+                if user in self.backward or (user.op == "output" and node in self.grads):
                     flow.add_edge((node, "out"), "sink")
                 elif user.op == "call_function" and _is_tensor(user):
                     flow.add_edge((node, "out"), (user, "in"))
         _, (reachable, _) = nx.minimum_cut(flow, "source", "sink")
-        chosen = [n for n in [*self.inputs, *self.forward] if (n, "in") in reachable and (n, "out") in flow and (n, "out") not in reachable]
+        chosen = [
+            n
+            for n in [*self.inputs, *self.forward]
+            if (n, "in") in reachable and (n, "out") in flow and (n, "out") not in reachable
+        ]
         return [n for n in chosen if n.op == "call_function"]
 
     def _price(self, node: fx.Node) -> int:

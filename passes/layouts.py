@@ -1,4 +1,5 @@
-"""Products that put time last, rewritten to put it first: the rest of a tile is time-major, and copies between the two layouts cost more
+"""Products that put time last, rewritten to put it first: the rest of a tile is time-major, and copies between the two layouts
+cost more
 than the product."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def weights_on_the_right(graph: fx.Graph) -> None:
         if node.op == "call_function" and node.target is aten.bmm.default:
             weight, moving = _shared_weight(node.args[0]), _same_shape_source(node.args[1])
             if weight is not None and moving.target is aten.transpose.int and set(moving.args[1:]) in ({1, 2}, {-1, -2}):
-                _rewrite(graph, node, weight, moving.args[0])  # type: ignore[arg-type]
+                _rewrite(graph, node, weight, moving.args[0])
 
 
 def _same_shape_source(node: Any) -> fx.Node:
@@ -33,7 +34,7 @@ def _same_shape_source(node: Any) -> fx.Node:
 def _shared_weight(node: Any) -> fx.Node | None:
     """The (D, R) weight that a (B, D, R) value repeats over the batch."""
     source = _same_shape_source(node)
-    if source.target is aten.expand.default and source.args[0].meta["val"].ndim == 2:  # type: ignore[union-attr]
+    if source.target is aten.expand.default and source.args[0].meta["val"].ndim == 2:
         return source.args[0]  # type: ignore[return-value]
     if source.target is aten.unsqueeze.default and source.args[1] == 0:
         return source.args[0]  # type: ignore[return-value]

@@ -1,4 +1,6 @@
-"""Peak memory of straight-line code: storages are counted once, from the instruction that makes them to the last slot that sees them."""
+"""Peak memory of straight-line code: storages are counted once, from the instruction that makes them to the last slot that sees
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from adjcomp.ir.program import Compute, Instruction, Slot
 from adjcomp.passes.aliasing import is_alias_target
 
 
-def workspace(steps: Sequence[Instruction], inputs: Sequence[Slot], owned: frozenset[Slot], bytes_of: Callable[[Slot], list[int]]) -> int:
+def workspace(
+    steps: Sequence[Instruction], inputs: Sequence[Slot], owned: frozenset[Slot], bytes_of: Callable[[Slot], list[int]]
+) -> int:
     """Peak of what is live in the program, less the bytes of the owned inputs (they were live before it started)."""
     heap = _Heap()
     for slot in inputs:

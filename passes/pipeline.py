@@ -1,4 +1,6 @@
-"""The pipeline, in order: capture, shard, differentiate, split, cost, schedule. One callback between passes times, checks and prints."""
+"""The pipeline, in order: capture, shard, differentiate, split, cost, schedule. One callback between passes times, checks and
+prints.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Observer = Callable[[str, object, float], None]
 
 @dataclass(frozen=True)
 class Captured:
-    """A model cut into tiles, with the VJP of every distinct one. Good for every sequence length that satisfies `traced.guards`."""
+    """A model cut into tiles, with the VJP of every distinct one. Good for every length that satisfies `traced.guards`."""
 
     traced: TracedModel
     stack: ResidualStack
@@ -33,7 +35,9 @@ class Captured:
         return tuple(None if joint is None else split(joint, policy) for joint in self.joints)
 
 
-def run_capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], observe: Observer | None = None) -> Captured:
+def run_capture(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], observe: Observer | None = None
+) -> Captured:
     """Capture a call of a model. Raises CaptureError; the model is left as it was."""
     note = observe or _observe
     started = time.perf_counter()

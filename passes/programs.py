@@ -1,4 +1,6 @@
-"""From an FX graph to a Program at one chunk length: sizes become numbers, slots get their last use, gradients go to accumulators."""
+"""From an FX graph to a Program at one chunk length: sizes become numbers, slots get their last use, gradients go to
+accumulators.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot, TilePrograms, Work
+from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot, TilePrograms
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.aliasing import is_alias, storage_root
 from adjcomp.passes.joint import Split
@@ -35,7 +37,7 @@ def tile_programs(template: Template, split: Split | None, length: int) -> TileP
     if split is None:
         return TilePrograms(forward, None, None, 0, (), (), (), ())
     keeping = _Lowering(split.forward, at, "forward, keeping").results_owned().build()
-    results = list(next(n for n in split.forward.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+    results = list(next(n for n in split.forward.nodes if n.op == "output").args[0])
     saved = results[len(template.outputs) :]
     return TilePrograms(
         forward=forward,
@@ -65,7 +67,7 @@ def _vjp(split: Split, at: Target) -> Program:
         if template.outputs[i].kind is OutputKind.STREAM
     ]
     lowering.owned = {*placeholders[first_saved:first_cotangent], *streams}
-    grads = list(next(n for n in split.backward.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+    grads = list(next(n for n in split.backward.nodes if n.op == "output").args[0])
     results: list[fx.Node] = []
     for number, (node, index) in enumerate(zip(grads, split.joint.gradients, strict=True)):
         if template.inputs[index].kind in (InputKind.STREAM, InputKind.CARRY):
@@ -112,7 +114,9 @@ class _Lowering:
         owned = frozenset(self.memo[n] for n in self.owned)
         steps = _with_frees(self.steps, inputs, owned, outputs)
         sizes = _SlotSizes(self.values, self.at)
-        return Program(self.name, inputs, owned, steps, outputs, workspace(steps, inputs, owned, sizes.bytes_of), work_of(steps, sizes))
+        return Program(
+            self.name, inputs, owned, steps, outputs, workspace(steps, inputs, owned, sizes.bytes_of), work_of(steps, sizes)
+        )
 
     def _slot(self, value: Any) -> Slot:
         self.values.append(value)
@@ -130,7 +134,9 @@ class _Lowering:
         args, kwargs = self._arguments(node)
         result = self._slot(value)
         self.memo[node] = result
-        self.steps.append(Compute(node.target, args, kwargs, result, allocates=not is_alias(node) and node.target is not operator.getitem))  # type: ignore[arg-type]
+        self.steps.append(
+            Compute(node.target, args, kwargs, result, allocates=not is_alias(node) and node.target is not operator.getitem)
+        )
         for user in node.users:  # the parts of a result right away, so that nobody holds the unused ones
             if user.target is operator.getitem:
                 self._emit(user)
@@ -165,7 +171,7 @@ class _Lowering:
         product = node.args[0] if node.target is aten.t.default else node
         if isinstance(product, fx.Node) and product.target is aten.mm.default and product not in self.memo:
             left, right = product.args
-            self.steps.append(AccumulateProduct(number, self.memo[left], self.memo[right], product is not node))  # type: ignore[index]
+            self.steps.append(AccumulateProduct(number, self.memo[left], self.memo[right], product is not node))
         else:
             self.steps.append(Accumulate(number, self.memo[node]))
 
@@ -178,7 +184,9 @@ class _Lowering:
             return slot
         if node not in self.copied:
             copy = self._slot(value)
-            self.steps.append(Compute(aten.clone.default, (slot,), {"memory_format": torch.contiguous_format}, copy, allocates=True))
+            self.steps.append(
+                Compute(aten.clone.default, (slot,), {"memory_format": torch.contiguous_format}, copy, allocates=True)
+            )
             self.copied[node] = copy
         return self.copied[node]
 
@@ -241,7 +249,9 @@ def reads_of(step: Instruction) -> list[Slot]:
             return [step.left, step.right]
 
 
-def _with_frees(steps: list[Instruction], inputs: tuple[Slot, ...], owned: frozenset[Slot], outputs: tuple[Slot, ...]) -> tuple[Instruction, ...]:
+def _with_frees(
+    steps: list[Instruction], inputs: tuple[Slot, ...], owned: frozenset[Slot], outputs: tuple[Slot, ...]
+) -> tuple[Instruction, ...]:
     """Free every slot after its last use; inputs that the program does not own and outputs stay."""
     kept = (set(inputs) - owned) | set(outputs)
     done: list[Instruction] = []

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 _ops = torch.ops.adjcomp
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
-_RECURRENCES = {_ops.linear_scan.default, _ops.dense_scan.default, _ops.selective_scan.default, _ops.ssd.default, _ops.gated_delta_rule.default}
+_RECURRENCES = {
+    _ops.linear_scan.default,
+    _ops.dense_scan.default,
+    _ops.selective_scan.default,
+    _ops.ssd.default,
+    _ops.gated_delta_rule.default,
+}
 _RECURRENCE_VJPS = {
     _ops.linear_scan_vjp.default,
     _ops.dense_scan_vjp.default,
@@ -84,4 +90,3 @@ def _updates(step: Compute, sizes: _SlotSizes) -> int:
         state = sizes.shapes_of(step.args[1] if isinstance(step.args[1], Slot) else cotangent)[0]
         return VJP_UPDATES * sizes.shapes_of(cotangent)[0][1] * math.prod(state)
     return 0
-

@@ -14,8 +14,8 @@ from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepOutputs,
 class Backward:
     """VJPs of tiles, from the cotangents that autograd hands in.
 
-    Above `active_top`, the highest tile that any cotangent reaches, nothing is computed and parameters get no gradient, as in plain
-    autograd.
+    Above `active_top`, the highest tile that any cotangent reaches, nothing is computed and parameters get no gradient, as in
+    plain autograd.
     """
 
     def __init__(self, tiles: Tiles, outputs: StepOutputs, given: Cotangents) -> None:

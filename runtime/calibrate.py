@@ -17,8 +17,11 @@ Tensor = torch.Tensor
 
 
 @torch.no_grad()
-def time_tile(template: Template, layer: Layer, programs: TilePrograms, length: int, state: Mapping[str, Tensor]) -> dict[str, float]:
-    """Seconds of "forward", "keeping" and "vjp" (where they exist) at a chunk length of `length` steps: the shortest of a few runs.
+def time_tile(
+    template: Template, layer: Layer, programs: TilePrograms, length: int, state: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Seconds of "forward", "keeping" and "vjp" (where they exist) at a chunk length of `length` steps: the shortest of a few
+    runs.
 
     Floats are standard normal, integers zero. The layer's own parameters are read, nothing of the model is written.
     """
@@ -53,7 +56,8 @@ def _run(program: Program, inputs: list[Tensor], gradients: list[Tensor | None])
 
 
 def _vjp(template: Template, programs: TilePrograms, inputs: list[Tensor]) -> Callable[[], object]:
-    assert programs.keeping is not None and programs.vjp is not None
+    assert programs.keeping is not None
+    assert programs.vjp is not None
     results = _run(programs.keeping, inputs, [])
     outputs, saved = results[: len(template.outputs)], results[len(template.outputs) :]
     arguments = [inputs[i] for i in programs.reads] + [outputs[i] for i in programs.reads_outputs] + list(saved)

@@ -1,7 +1,7 @@
 """From a Program to a Python function: no interpretation on the hot path, every name deleted at its last use.
 
-The function takes `(inputs, gradients, tracker)`: a list of tensors, which it empties, so that an owned input is freed as soon as it was
-used; the accumulators by number; and what counts storages. It returns the outputs as a tuple.
+The function takes `(inputs, gradients, tracker)`: a list of tensors, which it empties, so that an owned input is freed as soon as
+it was used; the accumulators by number; and what counts storages. It returns the outputs as a tuple.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ def compile_program(program: Program) -> Compiled:
     if program.inputs:
         lines.append(f"    {', '.join(map(repr, program.inputs))}, = inputs")
     lines.append("    inputs.clear()")
-    unread = [slot for slot in program.inputs if slot in program.owned and not any(slot in step.frees for step in program.instructions)]
+    unread = [
+        slot for slot in program.inputs if slot in program.owned and not any(slot in step.frees for step in program.instructions)
+    ]
     if unread:
         lines.append(f"    del {', '.join(map(repr, unread))}")
     for step in program.instructions:
         lines.extend(f"    {line}" for line in _lines(step, constants))
     lines.append(f"    return ({''.join(f'{slot!r}, ' for slot in program.outputs)})")
     namespace: dict[str, Any] = dict(constants)
-    exec(compile("\n".join(lines), f"<{program.name}>", "exec"), namespace)  # noqa: S102 - the source is generated above
+    exec(compile("\n".join(lines), f"<{program.name}>", "exec"), namespace)
     run: Compiled = namespace["run"]
     return run
 
@@ -39,7 +41,9 @@ def compile_program(program: Program) -> Compiled:
 def _lines(step: Instruction, constants: dict[str, Any]) -> list[str]:
     match step:
         case Compute():
-            args = [_expression(a, constants) for a in step.args] + [f"{k}={_expression(v, constants)}" for k, v in step.kwargs.items()]
+            args = [_expression(a, constants) for a in step.args] + [
+                f"{k}={_expression(v, constants)}" for k, v in step.kwargs.items()
+            ]
             made = [f"{step.result!r} = {_constant(step.target, constants)}({', '.join(args)})"]
             if step.allocates:
                 several = _returns_several(step.target)

@@ -1,7 +1,8 @@
 """Run a plan, action by action, on one device.
 
-A `Step` is one call of the model: `forward` runs the actions up to the Turn and returns the sums, per-token outputs and final states;
-`backward` runs the rest and returns the gradients. Everything a step holds hangs on it, so an exception leaves nothing behind.
+A `Step` is one call of the model: `forward` runs the actions up to the Turn and returns the sums, per-token outputs and final
+states; `backward` runs the rest and returns the gradients. Everything a step holds hangs on it, so an exception leaves nothing
+behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes that are really live: every storage the runtime makes is counted from its birth until the last reference to it is gone."""
+"""Bytes that are really live: every storage the runtime makes is counted from birth until the last reference to it is gone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Keep the process as small as what is live: hand free pages inside the heap back to the system.
 
-On a CPU, tensors of very different lifetimes share malloc's heap, and the holes between them can grow to the size of the budget. glibc
-gives whole free pages back on request; asking only when the process has grown well past what is live costs almost nothing.
+On a CPU, tensors of very different lifetimes share malloc's heap, and the holes between them can grow to the size of the budget.
+glibc gives whole free pages back on request; asking only when the process has grown well past what is live costs almost nothing.
 """
 
 from __future__ import annotations

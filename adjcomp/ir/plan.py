@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adjcomp.ir.actions import Action
@@ -130,6 +132,18 @@ class Plan:
         from adjcomp.ir.serialize import plan_from_json
 
         return plan_from_json(text)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as one page that needs nothing else: memory over time, what runs when, where internals come from."""
+        from adjcomp.report.html import plan_html
+
+        Path(path).write_text(plan_html(self), encoding="utf-8")
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a trace in Chrome's JSON format, for https://ui.perfetto.dev or chrome://tracing."""
+        from adjcomp.report.perfetto import plan_trace
+
+        Path(path).write_text(plan_trace(self), encoding="utf-8")
 
     def __str__(self) -> str:
         from adjcomp.report.text import plan_text

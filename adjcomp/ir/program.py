@@ -1,7 +1,7 @@
 """Programs: a tile function at one chunk length, as straight-line instructions over numbered slots.
 
-Sizes are plain numbers, every slot is released after its last use, and gradients of parameters are added to accumulators as soon as they
-exist. So the memory a program needs is known exactly: `workspace_bytes` is its peak over the inputs it does not own.
+Sizes are plain numbers, every slot is released after its last use, and gradients of parameters are added to accumulators as soon
+as they exist. So the memory a program needs is known exactly: `workspace_bytes` is its peak over the inputs it does not own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ Instruction = Compute | Accumulate | AccumulateProduct
 
 @dataclass(frozen=True)
 class Work:
-    """What a program does, for the cost model: flops of matrix products, state updates of recurrences (steps · channels · states),
+    """What a program does, for the cost model: flops of matrix products, state updates of recurrences (steps · channels ·
+    states),
     bytes read and written by everything, and the number of kernels."""
 
     flops: int = 0
@@ -71,8 +72,9 @@ class Work:
 class TilePrograms:
     """The programs of one template at one chunk length.
 
-    forward: inputs -> outputs. keeping: inputs -> (outputs…, saved…). vjp: (inputs it reads…, outputs it reads…, saved…, cotangents…) -> one
-    gradient for each input of kind stream or carry; gradients of parameters and sides go to accumulators, numbered as in `gradients`.
+    forward: inputs -> outputs. keeping: inputs -> (outputs…, saved…). vjp: (inputs it reads…, outputs it reads…, saved…,
+    cotangents…) -> one gradient for each input of kind stream or carry; gradients of parameters and sides go to accumulators,
+    numbered as in `gradients`.
     """
 
     forward: Program
@@ -89,7 +91,8 @@ class TilePrograms:
 class Program:
     """Straight-line code.
 
-    inputs: slots of the arguments, in order. owned: those whose last reference the program holds (it frees them after their last use).
+    inputs: slots of the arguments, in order. owned: those whose last reference the program holds (it frees them after their last
+        use).
     outputs: slots of the results; None where a result does not exist. workspace_bytes: peak of allocated storage over the
     inputs that are not owned, less the owned inputs' bytes.
     """

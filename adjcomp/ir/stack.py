@@ -1,9 +1,10 @@
 """The residual stack: a model cut into a stem, layers and a head, each a function that runs on one chunk of time.
 
-A tile function has the signature `(parameters, streams, sides, carries, …) -> (streams, carries, outs, sums)`: the residual chunk and
-the state left by the chunk before come in, the next chunk and state go out. `outs` are per-token outputs of the model, `sums` are
-partial sums over time (a loss) that are added up over chunks. What no chunk can compute alone stands around the tiles: the prologue
-makes whole-sequence sides (shifted labels, masks) and initial states, the epilogue turns sums and outs into the model's outputs.
+A tile function has the signature `(parameters, streams, sides, carries, …) -> (streams, carries, outs, sums)`: the residual chunk
+and the state left by the chunk before come in, the next chunk and state go out. `outs` are per-token outputs of the model, `sums`
+are partial sums over time (a loss) that are added up over chunks. What no chunk can compute alone stands around the tiles: the
+prologue makes whole-sequence sides (shifted labels, masks) and initial states, the epilogue turns sums and outs into the model's
+outputs.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class ResidualStack:
     """A captured model, cut.
 
     layers: stem first, head last. prologue: graph from the model's parameters, buffers and inputs to (sides…, initial states…).
-    epilogue: graph from the same, followed by (sums…, outs…, final states…), to the model's output tensors; outputs that stand for a
-    dropped value (logits beside a loss) are listed in `dropped_outputs`. Its last outputs are new values of the buffers and inputs that the
-    model changes in forward, named in `updates`.
+    epilogue: graph from the same, followed by (sums…, outs…, final states…), to the model's output tensors; outputs that stand
+    for a dropped value (logits beside a loss) are listed in `dropped_outputs`. Its last outputs are new values of the buffers and
+    inputs that the model changes in forward, named in `updates`.
     """
 
     layers: tuple[Layer, ...]

@@ -1,0 +1,136 @@
+"""One step of a compiled model: what is counted, what is drawn, what is watched, and its passage through autograd."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adjcomp.bridge import Bridge, Call
+from adjcomp.budget import Held
+from adjcomp.ir.executable import Executable
+from adjcomp.ir.stack import InputKind
+from adjcomp.optimizers import live_bytes
+from adjcomp.runtime.executor import Step
+from adjcomp.runtime.memory import StorageTracker, distinct_bytes
+from adjcomp.runtime.values import StepInputs
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of the last step. Bytes count everything live on the device; seconds are wall clock, both passes together."""
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """Everything one step needs.
+
+    state: parameters and buffers by name. watched: tensors that must not change before the backward, by the name an error gives
+        them.
+    tensors: the call's own. sides, initial: from the prologue.
+    """
+
+    executable: Executable
+    state: Mapping[str, Tensor]
+    watched: Mapping[str, Tensor]
+    tensors: tuple[Tensor, ...]
+    sides: tuple[Tensor, ...]
+    initial: tuple[Tensor, ...]
+    held: Held
+    optimizer: torch.optim.Optimizer | str | None
+
+
+def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Tensor, ...]:
+    """The forward under the plan; its results (sums, per-token outputs, final states) lead autograd to the backward."""
+    executable, state = request.executable, request.state
+    held_bytes = sum(request.held.resident_bytes().values()) - request.held.optimizer_bytes
+    tracker = StorageTracker(held_bytes + live_bytes(request.optimizer))
+    tracker.track_all(made_by_prologue(request.sides, request.tensors))
+    seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
+    step = Step(executable, StepInputs(dict(state), request.sides, request.initial, seed), tracker)
+    names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
+    sides = [i for i, s in enumerate(request.sides) if s.requires_grad]
+    initial = [i for i, s in enumerate(request.initial) if s.requires_grad]
+    leaves = [*(state[n] for n in names), *(request.sides[i] for i in sides), *(request.initial[i] for i in initial)]
+    timer = _Timer(step, record)
+    call = Call(step, names, sides, initial, _versions(request), timer.backward)
+    bridge: Any = Bridge.apply
+    results: tuple[Tensor, ...] = timer.forward(lambda: bridge(call, *leaves))
+    if not any(r.requires_grad for r in results):
+        step.forget()
+    return results
+
+
+class _Timer:
+    """Records the figures of a step after its forward and again after its backward."""
+
+    def __init__(self, step: Step, record: Callable[[Stats], None]) -> None:
+        self.plan = step.executable.plan
+        self.tracker = step.tracker
+        self.record = record
+        self.forward_seconds = 0.0
+
+    def forward(self, run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        started = time.perf_counter()
+        results = run()
+        self.forward_seconds = time.perf_counter() - started
+        self._record(self.forward_seconds)
+        return results
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._record(self.forward_seconds + time.perf_counter() - started)
+
+    def _record(self, seconds: float) -> None:
+        self.record(
+            Stats(
+                budget_bytes=max(self.plan.budget_bytes.values()),
+                predicted_peak_bytes=max(self.plan.peak_bytes.values()),
+                measured_peak_bytes=self.tracker.peak_bytes,
+                seconds=seconds,
+            )
+        )
+
+
+def _versions(request: StepRequest) -> dict[str, tuple[Tensor, int]]:
+    """What the backward reads again: the inputs, and every parameter or buffer that a tile uses and the forward doesn't write."""
+    stack = request.executable.stack
+    read = _used(request.executable) | (request.watched.keys() - request.state.keys())
+    return {name: (t, t._version) for name, t in request.watched.items() if name in read and name not in stack.updates}
+
+
+def made_by_prologue(sides: tuple[Tensor, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """The sides with storage of their own, each storage once."""
+    known = {t.untyped_storage().data_ptr() for t in tensors}
+    found: dict[int, Tensor] = {}
+    for side in sides:
+        pointer = side.untyped_storage().data_ptr()
+        if pointer not in known:
+            found.setdefault(pointer, side)
+    return list(found.values())
+
+
+def made_bytes(sides: tuple[Tensor, ...], tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of `made_by_prologue`."""
+    return distinct_bytes(made_by_prologue(sides, tensors))
+
+
+def _used(executable: Executable) -> frozenset[str]:
+    return frozenset(name for layer in executable.stack.layers for name in layer.parameters)
+
+
+def _draws(executable: Executable) -> bool:
+    return any(entry.kind is InputKind.SEED for template in executable.stack.templates for entry in template.inputs)
