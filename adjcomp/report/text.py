@@ -88,7 +88,7 @@ def _bar(part: int, whole: int) -> str:
 
 def _modes(plan: Plan) -> list[str]:
     """Tiers and modes by range of chunks and layers."""
-    rows = _rows(plan.costs, _tile_modes(plan.costs, plan.actions))
+    rows = _rows(plan.costs, tile_modes(plan.costs, plan.actions))
     lines = ["Where internals come from", f"  {'chunks':<{CHUNK_COLUMN}}{'layers':<16}mode"]
     for row in rows[:MOST_ROWS]:
         place = f"{_chunk_ranges(row.chunks):<{CHUNK_COLUMN}}{_layer_range(plan.costs, *row.layers):<16}"
@@ -108,7 +108,7 @@ def _nesting(plan: Plan) -> str:
     return f"; nested: the forward stores {stored} of {plan.costs.chunk_count} borders, the others are recomputed from those"
 
 
-def _tile_modes(costs: StackCosts, actions: Iterable[Action]) -> list[list[str]]:
+def tile_modes(costs: StackCosts, actions: Iterable[Action]) -> list[list[str]]:
     """The mode of every tile, by chunk and layer, read off the actions."""
     held: set[tuple[int, int]] = set()
     runs: dict[tuple[int, int], int] = {}
@@ -175,7 +175,7 @@ def _actions(plan: Plan) -> list[str]:
     counts: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for action in plan.actions:
-        name = _action_name(action)
+        name = action_name(action)
         counts[name] = counts.get(name, 0) + 1
         seconds[name] = seconds.get(name, 0.0) + action.seconds(plan.costs)
     lines = [f"{len(plan.actions)} actions"]
@@ -186,7 +186,8 @@ def _actions(plan: Plan) -> list[str]:
     return lines
 
 
-def _action_name(action: Action) -> str:
+def action_name(action: Action) -> str:
+    """What an action does, in the words of all reports."""
     match action:
         case Forward(keep=True) | Loss(keep=True):
             return "forward, holding"
