@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from repository import SOURCES, pyproject, run_python, source_files
 
 HEAVY = ["triton", "ortools", "transformers", "matplotlib", "plotly", "pandas"]
@@ -22,7 +23,30 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_importing_adjcomp_loads_nothing_heavy_beside_torch() -> None:
-    assert loaded_after("import adjcomp") - loaded_after("import torch") == set()
+    every_name = "import adjcomp\nfor name in adjcomp.__all__: getattr(adjcomp, name)"
+    assert loaded_after(every_name) - loaded_after("import torch") == set()
+
+
+def test_the_package_and_its_command_line_import_without_torch() -> None:
+    modules = "adjcomp, adjcomp.cli, adjcomp.commands, adjcomp.machine, adjcomp.ir.serialize, adjcomp.report.html"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    assert run_python(code).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("statement", ["from adjcomp.ops import linear_scan", "import adjcomp; adjcomp.ops"])
+def test_ops_have_kernels_however_they_are_imported(statement: str) -> None:
+    call = "print(float(torch.ops.adjcomp.linear_scan(torch.ones(1, 2, 1), torch.ones(1, 2, 1), None)[0].sum()))"
+    code = f"{statement}\nimport torch\n{call}"
+    done = run_python(code)
+    assert done.stdout.strip() == "3.0", done.stderr
+
+
+def test_public_names_are_those_that_type_checkers_see() -> None:
+    adjcomp = importlib.import_module("adjcomp")
+    assert set(adjcomp._HOMES) | {"ops"} == set(adjcomp.__all__)
+    assert set(adjcomp.__all__) <= set(dir(adjcomp))
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = adjcomp.no_such_name
 
 
 def test_public_names_exist() -> None:
