@@ -66,11 +66,15 @@ def evaluate(instance: Instance, budget: int, prices: Floats) -> Bound:
     return Bound(float(best.sum()) - budget * float(prices.sum()), prices)
 
 
-def lower_bound(instance: Instance, budget: int) -> Bound | None:
-    """The best bound that prices the last row alone; None when it proves that no choice fits `budget`."""
+def lower_bound(instance: Instance, budget: int) -> Bound:
+    """The best bound that prices the last row alone.
+
+    Raises:
+        ValueError: the relaxation proves that no choice fits `budget`.
+    """
     row = _LastRow(instance, budget)
     if not row.feasible:
-        return None
+        raise ValueError(f"nothing fits {budget} bytes at chunk length {instance.costs.chunk}")
     ticks, price = _maximise(row)
     return Bound(ticks, np.append(np.zeros(instance.costs.chunk_count - 1), price))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action
 from adjcomp.passes.emit import emit, emit_nested
 from adjcomp.passes.schedule.bound import Bound, lower_bound
-from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, least_need
+from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, lean_choice, least_need
 from adjcomp.passes.schedule.instance import Instance
 from adjcomp.passes.schedule.nested import Nested, nested_minimum
 
@@ -74,12 +75,17 @@ class Folded(Candidate):
         return emit_nested(self.instance.costs, self.nested.modes, self.nested.runs)
 
 
-def flat_candidate(instance: Instance, budget: int) -> Flat:
-    """Bound and constructive plan of a chunk length whose `flat_minimum` fits."""
-    bound = lower_bound(instance, budget)
-    if bound is None:
-        raise RuntimeError(f"the relaxation at chunk length {instance.costs.chunk} refutes a budget that a plan fits")
-    return Flat(instance, greedy(instance, budget, (bound,)), bound)
+def flat_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
+    """Bounds and constructive plans of the chunk lengths that fit; lengths that can't be the best take a lean plan."""
+    bounds = [(lower_bound(i, budget), i) for i in instances if flat_minimum(i) <= budget]
+    found: list[Flat] = []
+    best = math.inf
+    for bound, instance in sorted(bounds, key=lambda pair: (pair[0].ticks * pair[1].tick, pair[1].costs.chunk)):
+        hopeless = bound.ticks * instance.tick * (1 - ROUNDING) >= best
+        choice = lean_choice(instance, budget) if hopeless else greedy(instance, budget, (bound,))
+        found.append(Flat(instance, choice, bound))
+        best = min(best, found[-1].seconds)
+    return found
 
 
 def worth_a_look(flat: list[Flat], known: float, gap: float) -> Iterator[Flat]:

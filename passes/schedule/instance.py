@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,9 +21,12 @@ import numpy as np
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import Share, total
-from adjcomp.passes.schedule.column import Column, Ints, OptionTable, column_of, column_options
+from adjcomp.passes.schedule.column import Column, Ints, column_of
+from adjcomp.passes.schedule.recompute import PassTable, pass_table
+from adjcomp.passes.schedule.table import OptionTable, column_options
 
 MOST_BYTES = 1 << 61  # int64 arithmetic on sums stays exact below this
+EXACT_CHUNKS = 24  # up to which the first column has its own menu; in longer sequences it takes that of an inner one
 TICKS = 1 << 50  # ticks in a whole step that runs every tile three times
 
 
@@ -59,6 +62,7 @@ class Instance:
     backward_bytes: int  # resident and turn bytes
     menus: tuple[Menu, Menu, Menu]  # first, inner and last columns
     bound_menus: tuple[Menu, Menu, Menu]
+    exact_ends: bool  # whether the first column has a menu of its own rather than that of inner ones, which need a little more
 
     @property
     def fixed_bytes(self) -> int:
@@ -66,14 +70,19 @@ class Instance:
         return self.backward_bytes + max(self.costs.publish_bytes, default=0)
 
     @cached_property
-    def lean_menus(self) -> tuple[Menu, Menu]:
-        """Menus of the first and of inner columns that hold nothing from the forward, with what their backward needs."""
-        return _lean_menu(self, 0), _lean_menu(self, 1)
+    def lean_menu(self) -> Menu:
+        """Options of inner columns that hold nothing from the forward, with what their backward needs."""
+        return _lean_menu(self.menus[1].column, self.tick, self.backward_bytes)
+
+    @cached_property
+    def lean_first(self) -> Menu:
+        """The same for the first column."""
+        return _lean_menu(column_of(self.costs, 0), self.tick, self.backward_bytes)
 
     @property
     def complete(self) -> bool:
         """Whether the menus hold every choice that could be best."""
-        return all(menu.options.complete for menu in self.menus)
+        return self.exact_ends and all(menu.options.complete for menu in self.menus)
 
     def kinds(self) -> list[int]:
         """Index into `menus` of each column. A single column counts as the last."""
@@ -98,27 +107,34 @@ def build_instance(costs: StackCosts, share: Share) -> Instance:
     tick = step_tick(costs)
     resident = total(share.resident_bytes)
     backward = resident + total(share.turn_bytes)
-    chunks = (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)
-    columns = [column_of(costs, chunk) for chunk in chunks]
+    columns = [column_of(costs, chunk) for chunk in (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)]
+    exact = costs.chunk_count <= EXACT_CHUNKS
+    slack = 0 if exact else sum(columns[1].adjoint_out)
+    if not exact:
+        columns[0] = columns[1]
     menus = _menus(columns, tick, resident, backward, optimistic=False)
     bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, backward, optimistic=True)
-    return Instance(costs, tick, resident, backward, menus, bounds)
+    first = Menu(bounds[0].column, bounds[0].options, bounds[0].need - slack)
+    return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact)
 
 
-def _lean_menu(instance: Instance, kind: int) -> Menu:
-    """The options of a menu that hold nothing from the forward, with what their backward needs."""
-    column = instance.menus[kind].column
-    options = column_options(column, instance.tick)
+def _lean_menu(column: Column, tick: float, backward: int) -> Menu:
+    """The options of a column that hold nothing from the forward, with what their backward needs."""
+    options = column_options(column, tick, pass_table(column, tick))
     options = options.select(np.flatnonzero(options.held == 0))
-    return _undominated(Menu(column, options, instance.backward_bytes + options.backward_peak))
+    return _undominated(Menu(column, options, backward + options.backward_peak))
 
 
 def _menus(columns: Sequence[Column], tick: float, resident: int, backward: int, *, optimistic: bool) -> tuple[Menu, Menu, Menu]:
-    """Menus of the first, inner and last column; equal columns share one."""
+    """Menus of the first, inner and last column; equal columns share one, and columns with equal backwards a pass table."""
     made: dict[Column, Menu] = {}
+    passes: dict[Column, PassTable] = {}
     for column in columns:
         if column not in made:
-            made[column] = _menu(column, column_options(column, tick, optimistic=optimistic), resident, backward)
+            backwards = replace(column, border_out=())
+            if backwards not in passes:
+                passes[backwards] = pass_table(column, tick, optimistic=optimistic)
+            made[column] = _menu(column, column_options(column, tick, passes[backwards]), resident, backward)
     first, inner, last = (made[column] for column in columns)
     return first, inner, last
 

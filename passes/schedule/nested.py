@@ -72,7 +72,7 @@ class Needs:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.first, self.inner = instance.lean_menus
+        self.inner = instance.lean_menu
         self.last = instance.menus[2]
         self.border = sum(self.inner.column.border_in)
         column = self.inner.column
@@ -99,12 +99,12 @@ class Needs:
     def minimum(self) -> int:
         """The smallest budget of a nested plan."""
         count = self.instance.costs.chunk_count
-        if not 2 <= count <= MOST_CHUNKS or self.border == 0:
+        if not 3 <= count <= MOST_CHUNKS or self.border == 0:
             return NEVER
         stored = least_stored(count)
         reverse = max(int(self.inner.need.min()), int(self.last.need.min())) + (stored - 1) * self.border
         moving = max(self.advance(stored - 1, 2), self.forward(stored - 1, 2), self.forward(stored, 1))
-        return max(int(self.first.need.min()), reverse, moving, self.instance.fixed_bytes)
+        return max(reverse, moving, self.instance.fixed_bytes)
 
 
 def _sweep(column: Column, layers: int, keep_border: bool) -> int:
@@ -150,14 +150,14 @@ class Nesting:
         later = np.append(beside[::-1][1:], 0)
         possible = advances >= min(least_advances(self.count, self.stored), self.count - 1)
         best = int((advances * (self.step + int(fastest[0])) + later)[possible].min())
-        return best - max(0, int(fastest[0] - self.needs.first.ticks.min())) + int(self.needs.last.ticks.min())
+        return best - max(0, int(fastest[0] - menu.ticks.min())) + int(self.needs.last.ticks.min())
 
     def solve(self) -> Nested | None:
         """The best nested plan; None when the budget is too small for one."""
         if not self.feasible:
             return None
         single = self._single(self.needs.inner)
-        single[1] = self._single(self.needs.first)[1]  # beside no other border there is only the first chunk
+        single[1] = self._single(self.instance.lean_first)[1]  # beside no other border there is only the first chunk
         reverse, reverse_split = self._reverse(single)
         whole, split = self._whole(self._single(self.needs.last), reverse)
         if whole[1, self.count] >= NEVER:
@@ -226,7 +226,7 @@ class Nesting:
         for run, stored in placed:
             if run.first == run.end:
                 last, needs = run.first == self.count - 1, self.needs
-                menu = needs.last if last else needs.first if stored == 1 else needs.inner
+                menu = needs.last if last else self.instance.lean_first if stored == 1 else needs.inner
                 fits = np.flatnonzero(menu.need <= self._room(stored))
                 modes[run.first] = menu.options.mode(int(fits[np.argmin(menu.ticks[fits])]), menu.column)
         return tuple(modes)

@@ -25,7 +25,7 @@ from adjcomp.passes.schedule.candidates import (
     Candidate,
     Flat,
     Folded,
-    flat_candidate,
+    flat_candidates,
     flat_minimum,
     minimum_bytes,
     worth_a_look,
@@ -35,10 +35,10 @@ from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
 from adjcomp.passes.simulate import simulate
 
-DEFAULT_LIMIT = 1.0  # deterministic seconds of search for a plan
+DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
 LEAST_LIMIT = 1e-3  # below this no search is started
 OPTIMAL_GAP = 1e-6  # relative gap that counts as none
-SMALL_GAP = 5e-4  # gap at which the search of long sequences stops
+SMALL_GAP = 1e-3  # gap at which the search of long sequences stops
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 SPACE = (
     "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles from the forward "
@@ -74,7 +74,7 @@ def solve(
     if min(map(minimum_bytes, instances)) > budget_bytes:
         raise _budget_error(instances, budget_bytes, device)
     limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
-    flat = [flat_candidate(instance, budget_bytes) for instance in instances if flat_minimum(instance) <= budget_bytes]
+    flat = flat_candidates(instances, budget_bytes)
     if _has_solver():
         _sharpen(flat, budget_bytes)
     else:

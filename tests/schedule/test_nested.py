@@ -44,7 +44,7 @@ def test_the_least_number_of_advances_is_that_of_revolve(chunks: int, stored: in
     assert least_advances(chunks, stored) == revolve(chunks, stored - 1) - (chunks - 1)
 
 
-@pytest.mark.parametrize("chunks", [2, 5, 20, 256, 1024])
+@pytest.mark.parametrize("chunks", [3, 5, 20, 256, 1024])
 def test_the_fewest_stored_borders_cost_at_most_three_advances_a_chunk(chunks: int) -> None:
     stored = least_stored(chunks)
     assert least_advances(chunks, stored) <= 3 * chunks
