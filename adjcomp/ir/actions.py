@@ -38,13 +38,16 @@ class Action(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Start(Action):
-    """Read as: make the initial state s[k,-1] of every layer that carries one."""
+    """Read as: make the initial state s[k,-1] of every layer from `first` to `last` that carries one; none where first > last."""
+
+    first: int
+    last: int
 
     def reads(self, costs: StackCosts) -> tuple[Value, ...]:
         return ()
 
     def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return tuple(carry(k, -1) for k in range(costs.head + 1) if has_carry(costs.tile(k, 0)))
+        return tuple(carry(k, -1) for k in range(self.first, self.last + 1) if has_carry(costs.tile(k, 0)))
 
     def seconds(self, costs: StackCosts) -> float:
         return 0.0
@@ -95,14 +98,17 @@ class Loss(Action):
 
 @dataclass(frozen=True, slots=True)
 class Turn(Action):
-    """Read as: the forward is over; make the gradient accumulators and lam[k,C-1] of every layer with a carry and a VJP."""
+    """Read as: the forward is over; make the gradient accumulators, and lam[k,C-1] of each layer from `first` to `last`."""
+
+    first: int
+    last: int
 
     def reads(self, costs: StackCosts) -> tuple[Value, ...]:
         return ()
 
     def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        last = costs.chunk_count - 1
-        return tuple(adjoint(k, last) for k in range(costs.head + 1) if has_adjoint(costs.tile(k, last)))
+        end = costs.chunk_count - 1
+        return tuple(adjoint(k, end) for k in range(self.first, self.last + 1) if has_adjoint(costs.tile(k, end)))
 
     def seconds(self, costs: StackCosts) -> float:
         return 0.0
@@ -193,10 +199,6 @@ class Publish(Action):
 
     def seconds(self, costs: StackCosts) -> float:
         return 0.0
-
-
-_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Publish)
-ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}
 
 
 def _tile_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:

@@ -33,6 +33,30 @@ class Share:
     budget_bytes: int
     resident_bytes: dict[str, int]  # live during the whole step, by kind
     turn_bytes: dict[str, int]  # live from the Turn on, by kind
+    speed: float = 1.0  # how many times as fast as the plan's cost tables say
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The links between the devices of a plan: (bytes per second, seconds until the first byte) in one direction."""
+
+    nodes: tuple[int, ...]  # node of each device
+    links: tuple[tuple[float, float], ...]  # inside of each node
+    network: tuple[float, float]  # between nodes
+
+    def seconds(self, source: int, target: int, size: int) -> float:
+        """Seconds to move `size` bytes from device `source` to device `target`."""
+        same = self.nodes[source] == self.nodes[target]
+        bandwidth, latency = self.links[self.nodes[source]] if same else self.network
+        return latency + size / bandwidth
+
+    def sum_seconds(self, devices: tuple[int, ...], size: int) -> float:
+        """Seconds to add `size` bytes over `devices`: a ring that passes 2 (n - 1) / n of them over its slowest link."""
+        if len(devices) < 2:
+            return 0.0
+        pairs = zip(devices, (*devices[1:], devices[0]), strict=True)
+        step = max(self.seconds(a, b, size // len(devices)) for a, b in pairs)
+        return 2 * (len(devices) - 1) * step
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,7 @@ class Plan:
     shares: tuple[Share, ...]  # index = `Action.device`
     certificate: Certificate
     actions: tuple[Action, ...]
+    wiring: Wiring | None = None  # the links of several devices
 
     @property
     def chunk(self) -> int:

@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from adjcomp.ir.actions import ACTIONS, Action
+from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts, TileCost
-from adjcomp.ir.plan import Certificate, Plan, Share, Status
+from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
+from adjcomp.ir.transfers import ACTIONS
 from adjcomp.ir.values import Value, parse_value
 
 FORMAT = "adjcomp plan"
@@ -25,6 +26,7 @@ def plan_to_json(plan: Plan) -> str:
         "format": FORMAT,
         "version": VERSION,
         "shares": [asdict(share) for share in plan.shares],
+        "wiring": asdict(plan.wiring) if plan.wiring is not None else None,
         "certificate": {**asdict(plan.certificate), "status": plan.certificate.status.value},
         "costs": asdict(plan.costs),
     }
@@ -51,6 +53,7 @@ def plan_from_json(text: str) -> Plan:
         return Plan(
             costs=costs,
             shares=tuple(Share(**share) for share in data["shares"]),
+            wiring=_wiring(data["wiring"]),
             certificate=Certificate(
                 **{**certificate, "status": Status(certificate["status"]), "chunks": tuple(certificate["chunks"])}
             ),
@@ -74,12 +77,12 @@ def _encode(action: Action, names: dict[Value, str]) -> str:
 
 
 def _literal(item: Any) -> str:
-    """An int, bool, str or tuple of these as JSON."""
+    """An int, a bool or a value as JSON."""
     if item is True:
         return "true"
     if item is False:
         return "false"
-    return str(item) if isinstance(item, int) else json.dumps(item)
+    return str(item) if isinstance(item, int) else f'"{item}"'
 
 
 def _decode(entry: dict[str, Any], known: dict[str, Value]) -> Action:
@@ -94,7 +97,16 @@ def _decode(entry: dict[str, Any], known: dict[str, Value]) -> Action:
         if value is None:
             value = known[text] = parse_value(text)
         frees.append(value)
+    if "value" in arguments:
+        arguments["value"] = parse_value(arguments["value"])
     return ACTIONS[name](frees=tuple(frees), **arguments)
+
+
+def _wiring(data: dict[str, Any] | None) -> Wiring | None:
+    """The links of a saved plan; None for one device."""
+    if data is None:
+        return None
+    return Wiring(tuple(data["nodes"]), tuple(tuple(link) for link in data["links"]), tuple(data["network"]))
 
 
 def _costs(data: dict[str, Any]) -> StackCosts:

@@ -141,7 +141,7 @@ def test_a_wrong_certificate_is_noticed(change: str) -> None:
         (1, Publish(2, device=3), "no device 3"),
         (1, Recompute(1, 0, False), "after the turn"),
         (1, HeadVjp(0), "after the turn"),
-        (1, Start(), "starts twice"),
+        (1, Start(0, 4), "starts twice"),
         (1, Publish(1), "no complete gradients"),
         (1, Forward(2, 0, False), r"reads x\[1,0\]"),
         (1, Forward(0, 0, False, frees=(stream(3, 3),)), r"frees x\[3,3\]"),

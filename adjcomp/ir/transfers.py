@@ -1,0 +1,82 @@
+"""Actions between devices, and the closed set of all actions.
+
+How they take time: a device runs its actions in the plan's order. A computation starts when the one before it has ended and
+what it reads has arrived. `Send` and `Receive` take no time of their device; they are issued when the computation before them
+has ended. The transfer starts when both sides are issued and the way between the two devices is free. A computation that drops
+a value on its way to another device ends no earlier than that transfer. `Sum` starts when every device that takes part has come
+to it, and ends for all at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adjcomp.ir.actions import (
+    Action,
+    Adjoint,
+    Advance,
+    Forward,
+    HeadVjp,
+    Loss,
+    Publish,
+    Recompute,
+    Start,
+    Turn,
+)
+from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Action):
+    """Read as: hand `value` to device `to`; it stays here until a later computation drops it."""
+
+    value: Value
+    to: int
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Action):
+    """Read as: make room for `value`, which device `source` sends."""
+
+    value: Value
+    source: int
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Action):
+    """Read as: add the gradients of layer over all devices that hold it. Those devices' Sums stand side by side in the plan."""
+
+    layer: int
+    size: int  # bytes of the gradients
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Publish, Send, Receive, Sum)
+ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}
