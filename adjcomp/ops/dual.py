@@ -42,6 +42,25 @@ def ssd(
     Raises:
         ValueError: shapes, groups, devices or limits that do not match, or T = 0. TypeError: a dtype that is not supported.
     """
+    _check(x, dt, A, B, C, D, z, h0, dt_bias)
+    limit = None if dt_limit is None else [float(bound) for bound in dt_limit]
+    if limit is not None and (len(limit) != 2 or not limit[0] <= limit[1]):
+        raise ArgumentCheck("ssd").error("dt_limit", tuple(limit), "(low, high) with low <= high, or None")
+    y, h_last, _ = call("ssd", x, dt, A, B, C, D, z, dt_bias, h0, dt_softplus, limit)
+    return y, h_last
+
+
+def _check(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    h0: Tensor | None,
+    dt_bias: Tensor | None,
+) -> None:
     check = ArgumentCheck("ssd")
     check.tensor("x", x, "batch T H P")
     check.tensor("dt", dt, "batch T H")
@@ -54,11 +73,6 @@ def ssd(
     check.optional("z", z, "batch T H P")
     check.optional("dt_bias", dt_bias, "H")
     check.optional("h0", h0, "batch H P N")
-    limit = None if dt_limit is None else [float(bound) for bound in dt_limit]
-    if limit is not None and (len(limit) != 2 or not limit[0] <= limit[1]):
-        raise check.error("dt_limit", tuple(limit), "(low, high) with low <= high, or None")
-    y, h_last, _ = call("ssd", x, dt, A, B, C, D, z, dt_bias, h0, dt_softplus, limit)
-    return y, h_last
 
 
 def _fake(

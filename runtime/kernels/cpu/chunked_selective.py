@@ -100,6 +100,13 @@ def selective_scan_vjp(
     return (*grads, lam if mask[8] else None)
 
 
+def _gate_vjp(block: _Block, dout: Tensor, D: Tensor | None, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Cotangents of the gate and of the output before it, (b, s, d)."""
+    out = torch.einsum("sbdn,bsn->bsd", block.states_sbdn, block.C_bsn)
+    out = out if D is None else out + D.to(out.dtype) * block.x_bsd
+    return silu_vjp(dout * out, gate), dout * torch.nn.functional.silu(gate)
+
+
 def _block_vjp(
     block: _Block,
     steps: slice,
@@ -121,10 +128,7 @@ def _block_vjp(
     x, delta = block.x_bsd, block.delta_bsd
     dout = torch.zeros_like(x) if dy is None else dy[:, steps].to(wide)
     if z is not None and dz is not None:
-        out = torch.einsum("sbdn,bsn->bsd", block.states_sbdn, block.C_bsn)
-        gate = z[:, steps].to(wide)
-        dz[:, steps] = silu_vjp(dout * (out if D is None else out + D.to(wide) * x), gate)
-        dout = dout * torch.nn.functional.silu(gate)
+        dz[:, steps], dout = _gate_vjp(block, dout, D, z[:, steps].to(wide))
     adjoint = dout.transpose(0, 1)[..., None] * block.C_bsn.transpose(0, 1)[:, :, None, :]
     for s in reversed(range(adjoint.shape[0])):
         adjoint[s] += lam

@@ -120,3 +120,13 @@ def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mappin
 def dense(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """`t` contiguous in `dtype`."""
     return None if t is None else t.detach().to(dtype).contiguous()
+
+
+def rows_of(dtype: torch.dtype, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """`rows` of each tensor that is there."""
+    return {name: None if t is None else rows(t, dtype) for name, t in tensors.items()}
+
+
+def dense_of(dtype: torch.dtype, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """`dense` of each tensor."""
+    return {name: dense(t, dtype) for name, t in tensors.items()}

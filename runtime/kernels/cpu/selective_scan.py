@@ -11,7 +11,7 @@ from adjcomp.ops.library import checkpoint_count, state_dtype
 from adjcomp.ops.selective import CHECKPOINT_STEPS
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 from adjcomp.runtime.kernels.cpu import chunked_selective
-from adjcomp.runtime.kernels.cpu.native import Matrix, dense, groups, load, required, rows, run, suffix, threads_for
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense_of, groups, load, required, rows_of, run, suffix, threads_for
 
 
 class Arguments(ctypes.Structure):
@@ -61,19 +61,10 @@ def selective_scan(
     y = x.new_empty(x.shape, dtype=wide)
     h_last = x.new_empty((x.shape[0], *A.shape), dtype=wide)
     kept = x.new_empty((x.shape[0], checkpoint_count(x.shape[1], CHECKPOINT_STEPS), A.shape[1], A.shape[0]), dtype=wide)
-    run(
-        "selective_scan",
-        f"forward_{suffix(wide)}",
-        Arguments,
-        {
-            **sizes,
-            **{name: rows(t, wide) for name, t in (("x", x), ("dt", dt), ("B", B), ("C", C), ("z", z)) if t is not None},
-            **{name: dense(t, wide) for name, t in (("A", A), ("D", D), ("bias", dt_bias), ("h0", h0))},
-            "y": y,
-            "h_last": h_last,
-            "kept": kept,
-        },
-    )
+    timed = rows_of(wide, {"x": x, "dt": dt, "B": B, "C": C, "z": z})
+    plain = dense_of(wide, {"A": A, "D": D, "bias": dt_bias, "h0": h0})
+    outputs = {"y": y, "h_last": h_last, "kept": kept}
+    run("selective_scan", f"forward_{suffix(wide)}", Arguments, {**sizes, **timed, **plain, **outputs})
     return y.to(x.dtype), h_last, kept
 
 
@@ -97,31 +88,18 @@ def selective_scan_vjp(
         return chunked_selective.selective_scan_vjp(dy, dh_last, x, dt, A, B, C, D, z, dt_bias, states, dt_softplus, mask)
     wide = states.dtype
     sizes = _sizes(x, A, wide, dt_softplus)
-    grads = _outputs(
-        sizes, x, wide, [keep and t is not None for keep, t in zip(mask, (x, dt, A, B, C, D, z, dt_bias, x), strict=True)]
-    )
-    timed = {"x": x, "dt": dt, "B": B, "C": C, "z": z, "dy": dy}
-    run(
-        "selective_scan",
-        f"vjp_{suffix(wide)}",
-        Arguments,
-        {
-            **sizes,
-            **{name: rows(t, wide) for name, t in timed.items() if t is not None},
-            **{name: dense(t, wide) for name, t in (("A", A), ("D", D), ("bias", dt_bias), ("dh_last", dh_last))},
-            "kept": dense(states, wide),
-            **grads,
-        },
-    )
-    summed = [
-        _total(grads[name], axis)
-        for name, axis in zip(("dx", "ddt", "dA", "dB", "dC", "dD", "dz", "dbias"), _SUM_AXES, strict=True)
-    ]
-    return (*cast_like(summed, [x, dt, A, B, C, D, z, dt_bias], mask[:8]), grads["dh0"])
+    inputs = (x, dt, A, B, C, D, z, dt_bias)
+    wanted = [keep and t is not None for keep, t in zip(mask, (*inputs, x), strict=True)]
+    grads = _outputs(sizes, x, wide, wanted)
+    timed = rows_of(wide, {"x": x, "dt": dt, "B": B, "C": C, "z": z, "dy": dy})
+    plain = dense_of(wide, {"A": A, "D": D, "bias": dt_bias, "dh_last": dh_last, "kept": states})
+    run("selective_scan", f"vjp_{suffix(wide)}", Arguments, {**sizes, **timed, **plain, **grads})
+    summed = [_total(grads[name], axis) for name, axis in _SUMS.items()]
+    return (*cast_like(summed, [*inputs], mask[:8]), grads["dh0"])
 
 
 # The axis over which the kernel left partial sums: one per batch for parameters, one per group of channels for B and C.
-_SUM_AXES = (None, None, 0, 1, 1, 0, None, 0)
+_SUMS = {"dx": None, "ddt": None, "dA": 0, "dB": 1, "dC": 1, "dD": 0, "dz": None, "dbias": 0}
 
 
 def _total(partial: Tensor | None, axis: int | None) -> Tensor | None:

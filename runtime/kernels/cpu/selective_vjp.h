@@ -1,6 +1,7 @@
 // VJP of the selective scan: walks the blocks backwards, rebuilds one at a time and keeps its decays, so that each exponential is taken
 // once. Sums over channels (dB, dC) collect lane by lane in a buffer of one block and are folded when the block's channels are done.
 #pragma once
+#include "selective_advance.h"
 #include "selective_common.h"
 
 namespace adjcomp {
@@ -173,34 +174,6 @@ template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
   }
 }
 
-// K states (or `count`) through a block, nothing else.
-template <class T, int K, Reach R>
-void advance_part(const Rows<T>& B, int steps, int n0, int count, const Inputs<T, kSteps>& in, const Vec<T>* packed, Vec<T>* h) {
-  const int size = K ? K : count;
-  Vec<T> local[K ? K : 1];
-#pragma GCC unroll 16
-  for (int n = 0; n < K; ++n) local[n] = h[n];
-  Vec<T>* state = K ? local : h;
-  for (int s = 0; s < steps; ++s) {
-    const T* b = B.at(s) + n0;
-    const Vec<T> delta = in.delta[s], u = in.u[s];
-#pragma GCC unroll 16
-    for (int n = 0; n < size; ++n) state[n] = exp2_product<T, R>(delta, packed[n]) * state[n] + u * b[n];
-  }
-#pragma GCC unroll 16
-  for (int n = 0; n < K; ++n) h[n] = local[n];
-}
-
-template <class T, Reach R>
-void advance(const Rows<T>& B, int steps, int states, const Inputs<T, kSteps>& in, const Vec<T>* packed, Vec<T>* h) {
-  for (int n = 0; n < states; n += 16) {
-    if (states - n >= 16)
-      advance_part<T, 16, R>(B, steps, n, 16, in, packed + n, h + n);
-    else
-      advance_part<T, 0, R>(B, steps, n, states - n, in, packed + n, h + n);
-  }
-}
-
 // The states before each block since the last kept one, up to `block`, for every vector of channels: (v, block, n).
 template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const Carried<T>* carried, Vec<T>* start) {
   const Arguments& a = walk.a;
@@ -221,11 +194,11 @@ template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const
       const Rows<T> B = rows<T>(a.B, p.b, p.t0, 0);
       std::copy(h, h + states, h + states);
       if (reach == Reach::kNarrow)
-        advance<T, Reach::kNarrow>(B, p.steps, states, in, decay.packed, h + states);
+        advance<T, Reach::kNarrow, kSteps>(B, p.steps, states, in, decay.packed, h + states);
       else if (reach == Reach::kNormal)
-        advance<T, Reach::kNormal>(B, p.steps, states, in, decay.packed, h + states);
+        advance<T, Reach::kNormal, kSteps>(B, p.steps, states, in, decay.packed, h + states);
       else
-        advance<T, Reach::kAny>(B, p.steps, states, in, decay.packed, h + states);
+        advance<T, Reach::kAny, kSteps>(B, p.steps, states, in, decay.packed, h + states);
     }
   }
 }

@@ -11,7 +11,7 @@ from adjcomp.ops.dual import CHECKPOINT_STEPS
 from adjcomp.ops.library import checkpoint_count, state_dtype
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like, step_size, step_size_vjp
 from adjcomp.runtime.kernels.cpu import chunked_ssd
-from adjcomp.runtime.kernels.cpu.native import Heads, dense, groups, load, rows, run, suffix, threads_for
+from adjcomp.runtime.kernels.cpu.native import Heads, dense_of, groups, load, rows_of, run, suffix, threads_for
 
 
 class Arguments(ctypes.Structure):
@@ -41,12 +41,6 @@ def _sizes(x: Tensor, B: Tensor) -> dict[str, int]:
     }
 
 
-def _inputs(wide: torch.dtype, timed: dict[str, Tensor | None], plain: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Tensors as the C++ reads them: rows for those with a time, contiguous for the others."""
-    read = {name: None if t is None else rows(t, wide) for name, t in timed.items()}
-    return {**read, **{name: dense(t, wide) for name, t in plain.items()}}
-
-
 def ssd(
     x: Tensor,
     dt: Tensor,
@@ -69,7 +63,8 @@ def ssd(
     y = x.new_empty(x.shape, dtype=wide)
     h_last = x.new_empty((x.shape[0], *state), dtype=wide)
     kept = x.new_empty((x.shape[0], checkpoint_count(x.shape[1], CHECKPOINT_STEPS), *state), dtype=wide)
-    values = _inputs(wide, {"x": x, "B": B, "C": C, "z": z}, {"delta": delta, "A": A, "D": D, "h0": h0})
+    timed = rows_of(wide, {"x": x, "B": B, "C": C, "z": z})
+    values = {**timed, **dense_of(wide, {"delta": delta, "A": A, "D": D, "h0": h0})}
     run("ssd", f"forward_{suffix(wide)}", Arguments, {**_sizes(x, B), **values, "y": y, "h_last": h_last, "kept": kept})
     return y.to(x.dtype), h_last, kept
 
@@ -98,8 +93,8 @@ def ssd_vjp(
     delta = step_size(raw, bias, dt_softplus, dt_limit)
     wanted = [keep and t is not None for keep, t in zip(mask, (x, dt, A, B, C, D, z, dt_bias, x), strict=True)]
     grads = _outputs(sizes, x, wide, wanted)
-    timed = {"x": x, "B": B, "C": C, "z": z, "dy": dy}
-    values = _inputs(wide, timed, {"delta": delta, "A": A, "D": D, "dh_last": dh_last, "kept": states})
+    timed = rows_of(wide, {"x": x, "B": B, "C": C, "z": z, "dy": dy})
+    values = {**timed, **dense_of(wide, {"delta": delta, "A": A, "D": D, "dh_last": dh_last, "kept": states})}
     run("ssd", f"vjp_{suffix(wide)}", Arguments, {**sizes, **values, **grads})
     ddelta = grads["ddelta"]
     ddt = None if ddelta is None else step_size_vjp(ddelta, raw, bias, dt_softplus, dt_limit)
