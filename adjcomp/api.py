@@ -9,6 +9,7 @@ import torch
 from adjcomp.budget import check_budget
 from adjcomp.compiled import make_view
 from adjcomp.gradients import GradientReport, compare, loss_of, measure
+from adjcomp.ir.plan import Plan
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.session import Session
@@ -20,6 +21,7 @@ def compile(
     *,
     optimizer: torch.optim.Optimizer | str | None = None,
     chunk: int | None = None,
+    plan: Plan | None = None,
     options: Options | None = None,
 ) -> torch.nn.Module:
     """A view of `model` that trains like it (same outputs, same gradients) and never holds more than the budget.
@@ -32,6 +34,7 @@ def compile(
         optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as
             "adamw".
         chunk: chunk length in tokens; None lets the planner choose.
+        plan: a saved plan to run, for calls of its length; its budget stands in for `mem_budget`.
         options: see `adjcomp.Options`.
 
     Raises:
@@ -45,7 +48,7 @@ def compile(
     parameter = next(model.parameters(), None)
     check_budget(mem_budget, torch.device("cpu") if parameter is None else parameter.device)
     optimizer_bytes(optimizer, model.parameters())  # an unknown name is refused now rather than at the first step
-    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer))
+    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer, plan))
 
 
 def check_gradients(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from adjcomp.budget import Held, outside_costs
 from adjcomp.calibration import measured_times
 from adjcomp.errors import BudgetError
 from adjcomp.ir.actions import Recompute
+from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
 from adjcomp.machine import Device, Machine, parse_machine
@@ -33,6 +34,7 @@ class PlanRequest:
     candidates: Sequence[int]
     device: str  # name of the device in the plan
     options: Options
+    saved: Plan | None = None  # a plan to run instead of making one
 
 
 def make_executable(request: PlanRequest) -> Executable:
@@ -41,6 +43,8 @@ def make_executable(request: PlanRequest) -> Executable:
     Tiles that keep everything their VJP reads make the fastest plan where all of it fits; else the lean form is planned as well,
     and the faster of the two plans is taken. The lower bound speaks of both.
     """
+    if request.saved is not None:
+        return _saved_executable(request, request.saved)
     full = _cost_model(request, KeepPolicy.FULL, own_device())
     best_model, best = full, _solve_or_none(request, full)
     if best is None or any(isinstance(action, Recompute) for action in best.actions):
@@ -53,6 +57,30 @@ def make_executable(request: PlanRequest) -> Executable:
         best = _with_bound(best, other)
     last = best_model.last_length(best.chunk)
     return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
+
+
+def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
+    """A saved plan on this model, after checking that it is a plan for it: same length, same tiles, same bytes."""
+    if plan.costs.seq_len != request.seq_len:
+        raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens, the call has {request.seq_len}: plan again for this length")
+    policy = KeepPolicy(plan.costs.keeps)
+    splits = request.captured.splits(policy)
+    outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(own_device()), policy)
+    expected = model(plan.chunk)
+    for table, saved_table in ((expected.layers, plan.costs.layers), (expected.last_layers, plan.costs.last_layers)):
+        if len(table) != len(saved_table):
+            raise ValueError(f"the saved plan has {len(saved_table)} layers with stem and head, the model {len(table)}")
+        for tile, saved_tile in zip(table, saved_table, strict=True):
+            if _bytes_of(tile) != _bytes_of(saved_tile):
+                raise ValueError(f"the saved plan doesn't fit the model: the tiles of {tile.name} differ in bytes or in what they read")
+    last = model.last_length(plan.chunk)
+    return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(last))
+
+
+def _bytes_of(tile: TileCost) -> tuple[object, ...]:
+    """All of a tile's costs but its times and its name."""
+    return tuple(getattr(tile, f.name) for f in fields(tile) if not f.name.endswith("_seconds") and f.name != "name")
 
 
 @dataclass(frozen=True)

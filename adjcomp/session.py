@@ -37,6 +37,7 @@ class Session:
     chunk: int | None
     options: Options
     optimizer: torch.optim.Optimizer | str | None = None
+    saved_plan: Plan | None = None
     captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
     last_plan: Plan | None = None
@@ -113,7 +114,7 @@ class Session:
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
         candidates = self._candidates(call.seq_len, device)
-        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options)
+        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan)
         try:
             return make_executable(request)
         except BudgetError as error:
