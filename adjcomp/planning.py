@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import torch
+
 from adjcomp.budget import Held, outside_costs
 from adjcomp.calibration import measured_times
 from adjcomp.errors import BudgetError
@@ -12,7 +14,7 @@ from adjcomp.ir.actions import Recompute
 from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
-from adjcomp.machine import Device, Machine, parse_machine
+from adjcomp.machine import Device, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.joint import KeepPolicy
@@ -45,10 +47,10 @@ def make_executable(request: PlanRequest) -> Executable:
     """
     if request.saved is not None:
         return _saved_executable(request, request.saved)
-    full = _cost_model(request, KeepPolicy.FULL, own_device())
+    full = _cost_model(request, KeepPolicy.FULL, own_device(request.held))
     best_model, best = full, _solve_or_none(request, full)
     if best is None or any(isinstance(action, Recompute) for action in best.actions):
-        lean = _cost_model(request, KeepPolicy.LEAN, own_device())
+        lean = _cost_model(request, KeepPolicy.LEAN, own_device(request.held))
         plan = _solve(request, lean)
         if best is None or plan.seconds <= best.seconds:
             best_model, best, other = lean, plan, best
@@ -62,18 +64,20 @@ def make_executable(request: PlanRequest) -> Executable:
 def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
     """A saved plan on this model, after checking that it is a plan for it: same length, same tiles, same bytes."""
     if plan.costs.seq_len != request.seq_len:
-        raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens, the call has {request.seq_len}: plan again for this length")
+        raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens and the call has {request.seq_len}: plan again")
     policy = KeepPolicy(plan.costs.keeps)
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
-    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(own_device()), policy)
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(own_device(request.held)), policy)
     expected = model(plan.chunk)
     for table, saved_table in ((expected.layers, plan.costs.layers), (expected.last_layers, plan.costs.last_layers)):
         if len(table) != len(saved_table):
             raise ValueError(f"the saved plan has {len(saved_table)} layers with stem and head, the model {len(table)}")
         for tile, saved_tile in zip(table, saved_table, strict=True):
             if _bytes_of(tile) != _bytes_of(saved_tile):
-                raise ValueError(f"the saved plan doesn't fit the model: the tiles of {tile.name} differ in bytes or in what they read")
+                raise ValueError(
+                    f"the saved plan doesn't fit the model: tiles of {tile.name} differ in bytes or in what they read"
+                )
     last = model.last_length(plan.chunk)
     return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(last))
 
@@ -132,9 +136,17 @@ def _solve_offline(request: OfflineRequest, model: CostModel, device: str, *, re
         return None
 
 
-def own_device() -> Device:
-    """The description of the device this process computes on."""
-    return parse_machine("cpu").devices[0]
+def own_device(held: Held) -> Device:
+    """The device that holds the model, described: on an accelerator the nearest known profile serves, found by its name."""
+    device = next(iter(held.parameters.values())).device
+    if device.type != "cuda":
+        return profile_device("cpu", name="cpu")
+    name = torch.cuda.get_device_name(device).lower()
+    memory = torch.cuda.get_device_properties(device).total_memory
+    known = [p for p in known_profiles() if p != "cpu" and p.split("-")[0] in name]
+    fitting = [p for p in known if profile_device(p, name=p).memory_bytes <= memory * 1.02]
+    profile = (fitting or known or ["a100-80gb"])[-1]
+    return replace(profile_device(profile, name=str(device)), memory_bytes=memory)
 
 
 def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> CostModel:

@@ -22,6 +22,7 @@ from adjcomp.passes.capture import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_executable
+from adjcomp.progress import progress
 from adjcomp.stepping import Stats, StepRequest, made_bytes, run_step
 
 CAPTURES_KEPT = 16
@@ -76,7 +77,8 @@ class Session:
         key = capture_key(self.model, call)
         if key not in self.captures:
             _check_devices(self.model)
-            self.captures[key] = run_capture(self.model, args, kwargs)
+            with progress(f"capturing {type(self.model).__name__}"):
+                self.captures[key] = run_capture(self.model, args, kwargs)
             if len(self.captures) > CAPTURES_KEPT:
                 self.captures.popitem(last=False)
         found = self.captures[key]
@@ -100,7 +102,8 @@ class Session:
         resident = tuple(sorted(held.resident_bytes().items()))
         key = (id(captured.stack), call.seq_len, side_bytes, resident)
         if key not in self.executables:
-            self.executables[key] = self._plan(captured, call, held, side_bytes)
+            with progress(f"planning {call.batch_size} x {call.seq_len} tokens"):
+                self.executables[key] = self._plan(captured, call, held, side_bytes)
             if len(self.executables) > PLANS_KEPT:
                 self.executables.popitem(last=False)
         self.executables.move_to_end(key)
@@ -114,7 +117,9 @@ class Session:
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
         candidates = self._candidates(call.seq_len, device)
-        request = PlanRequest(captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan)
+        request = PlanRequest(
+            captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan
+        )
         try:
             return make_executable(request)
         except BudgetError as error:
