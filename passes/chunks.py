@@ -6,7 +6,7 @@ import math
 
 SHORTEST = 16
 MOST_CHUNKS = 4096
-LONGEST = {"cpu": 8192, "cuda": 65536}  # past this a chunk's tensors leave every cache, and holes between them cost memory
+LONGEST = {"cpu": 2048, "cuda": 65536}  # past this a chunk's tensors leave every cache, and holes between them cost memory
 
 
 def candidate_chunks(seq_len: int, device_kind: str) -> list[int]:
