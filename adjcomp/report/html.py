@@ -12,7 +12,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.ir.verify import describe
 from adjcomp.report.page import FRAME, SCRIPT, STYLE
 from adjcomp.report.text import MODE_WORDS, action_name, plan_text, tile_modes
-from adjcomp.report.timeline import SERIES, Moment, layer_of, timeline
+from adjcomp.report.timeline import SERIES, Moment, layer_of, timelines
 from adjcomp.units import format_bytes, format_seconds
 
 BINS = 600  # columns of drawings over time
@@ -34,8 +34,7 @@ def plan_html(plan: Plan) -> str:
     """The page, as text."""
     costs = plan.costs
     parts = [_figures(plan)]
-    for device, share in enumerate(plan.shares):
-        moments = list(timeline(plan, device))
+    for device, (share, moments) in enumerate(zip(plan.shares, timelines(plan), strict=True)):
         suffix = "" if len(plan.shares) == 1 else f" on {escape(share.name)}"
         parts += [_memory(plan, device, moments, suffix), *_runs(costs, device, moments, suffix)]
     parts += [_modes(plan), _peak(plan), f"<h2>The printed plan</h2>\n<pre>{escape(plan_text(plan))}</pre>"]

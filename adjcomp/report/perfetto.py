@@ -7,27 +7,28 @@ apart; counters show what is live.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.transfers import Receive, Send
 from adjcomp.report.text import action_name
-from adjcomp.report.timeline import SERIES, Moment, chunk_of, layer_of, timeline
+from adjcomp.report.timeline import SERIES, Moment, chunk_of, layer_of, timelines
 
 MICRO = 1e6
 
 
 def plan_trace(plan: Plan) -> str:
     """JSON text of the trace; one event a line. Times are predicted microseconds from the beginning of the step."""
-    events = [event for device in range(len(plan.shares)) for event in _device_events(plan, device)]
+    events = [event for device, moments in enumerate(timelines(plan)) for event in _device_events(plan, device, moments)]
     lines = ",\n".join([json.dumps(event) for event in events])
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n'
 
 
-def _device_events(plan: Plan, device: int) -> Iterator[dict[str, object]]:
+def _device_events(plan: Plan, device: int, moments: Sequence[Moment]) -> Iterator[dict[str, object]]:
     """All events of a device: names, then one slice and one counter sample an action."""
     yield {"ph": "M", "pid": device, "name": "process_name", "args": {"name": plan.shares[device].name}}
     rows: dict[str, int] = {}
-    for moment in timeline(plan, device):
+    for moment in moments:
         name = action_name(moment.action)
         if name not in rows:
             rows[name] = len(rows) + 1
@@ -35,6 +36,9 @@ def _device_events(plan: Plan, device: int) -> Iterator[dict[str, object]]:
             yield {"ph": "M", "pid": device, "tid": rows[name], "name": "thread_sort_index", "args": {"sort_index": rows[name]}}
         if moment.seconds > 0:
             yield _slice(plan, device, rows[name], moment, name)
+        elif isinstance(moment.action, Send | Receive):
+            words = f"{name} {moment.action.value}"
+            yield {"ph": "i", "pid": device, "tid": rows[name], "ts": _micros(moment.start), "s": "t", "name": words}
         yield {
             "ph": "C",
             "pid": device,
