@@ -1,0 +1,35 @@
+"""Every example runs, with small arguments, and its gradients are autograd's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+from repository import ROOT
+
+SMALL = {
+    "s4d_stack": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
+    "complex_lru": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
+    "dense_selective": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
+    "own_loop": ["--tokens", "200", "--budget", "16MiB", "--steps", "2"],
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_trains_within_its_budget_with_exact_gradients(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.main(SMALL[name])
+    printed = capsys.readouterr().out
+    (error,) = re.findall(r"largest relative error (\S+)", printed)
+    assert float(error) <= 1e-5
+    assert printed.count("step ") == 2
+
+
+def test_every_example_is_tried_here_or_by_make_demo() -> None:
+    found = {file.stem for file in (ROOT / "examples").glob("*.py")}
+    assert found == {*SMALL, "train_long_context"}
