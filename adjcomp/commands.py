@@ -6,7 +6,6 @@ Imports are inside of the functions: listing machines or printing a saved plan n
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,16 +132,16 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], Answer]] = {
 
 
 def _find(arguments: argparse.Namespace, device: str = "meta") -> FoundModel:
-    """The model of the arguments; what is slow is said on a terminal."""
+    """The model of the arguments."""
     from adjcomp.machine import parse_machine
     from adjcomp.model_shapes import find_model
+    from adjcomp.progress import progress
 
     machine = parse_machine(arguments.machine) if "machine" in arguments else None  # a wrong name is refused at once
-    if sys.stderr.isatty():
-        sys.stderr.write(f"adjcomp: reading {arguments.model} …\n")
     on_cpu = device == "cpu" or (machine is not None and machine.devices[0].kind == "cpu")
     dtype = arguments.dtype or ("float32" if on_cpu else "bfloat16")
-    return find_model(arguments.model, device=device, dtype=dtype, layers=arguments.layers)
+    with progress(f"building {arguments.model}"):
+        return find_model(arguments.model, device=device, dtype=dtype, layers=arguments.layers)
 
 
 def _inputs(found: FoundModel, arguments: argparse.Namespace) -> Inputs | None:
