@@ -12,12 +12,13 @@ import adjcomp
 from adjcomp.passes.lowering import kernels_as_ops
 
 VOCABULARY = 1000
+TIGHT_CHUNK = 1024  # tokens; shorter chunks need less memory still, and pay for it in kernel launches
 Run = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, one context, one budget ("tight": the smallest that needs one recompute; "unlimited": everything fits)."""
+    """One model, one context, one budget ("tight": the smallest with one recompute; "unlimited")."""
 
     width: int
     layers: int
@@ -65,15 +66,16 @@ def with_mambapy(model: MambaForCausalLM, ids: torch.Tensor) -> Run:
     return plain(model, ids)
 
 
-def compiled(model: MambaForCausalLM, ids: torch.Tensor, budget_bytes: int | None) -> Run:
-    """adjcomp within a budget."""
-    view = adjcomp.compile(model, mem_budget=budget_bytes)
-    return lambda: view(input_ids=ids, labels=ids).loss
+def compiled(model: MambaForCausalLM, ids: torch.Tensor, budget: str) -> torch.nn.Module:
+    """adjcomp by the plan of a workload's budget."""
+    if budget == "unlimited":
+        return adjcomp.compile(model)
+    return adjcomp.compile(model, plan=tight_plan(model, ids))
 
 
-def tight_budget(model: MambaForCausalLM, ids: torch.Tensor) -> int:
-    """The smallest budget, to 2 %, whose plan runs no tile more than twice in all (one recompute)."""
-    shape = {"batch_size": 1, "seq_len": ids.shape[1], "machine": "cpu"}
+def tight_plan(model: MambaForCausalLM, ids: torch.Tensor) -> adjcomp.Plan:
+    """The plan of the smallest budget, to 2 %, with chunks of 1,024 tokens that runs no tile more than twice in all."""
+    shape = {"batch_size": 1, "seq_len": ids.shape[1], "machine": "cpu", "chunk": TIGHT_CHUNK}
     try:
         adjcomp.plan(model, 1, **shape)
     except adjcomp.BudgetError as error:
@@ -82,7 +84,7 @@ def tight_budget(model: MambaForCausalLM, ids: torch.Tensor) -> int:
     while high > low * 1.02:
         middle = int((low * high) ** 0.5)
         low, high = (low, middle) if _recomputes_once(adjcomp.plan(model, middle, **shape)) else (middle, high)
-    return high
+    return adjcomp.plan(model, high, **shape)
 
 
 def _recomputes_once(plan: adjcomp.Plan) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from models import Run, Workload, compiled, plain, plain_same_ops, tight_budget, with_mambapy
+from models import Run, Workload, compiled, plain, plain_same_ops, with_mambapy
 
 COMPETITORS = {"plain-autograd-same-ops": plain_same_ops, "transformers": plain, "transformers+mambapy": with_mambapy}
 SAME, LIBRARY, MAMBAPY = COMPETITORS
@@ -105,10 +105,6 @@ def _parse(code: str) -> tuple[Workload, str]:
     return Workload(int(width), int(layers), int(tokens), budget), side
 
 
-def _budget(workload: Workload, model: Any, ids: torch.Tensor) -> int | None:
-    return tight_budget(model, ids) if workload.budget == "tight" else None
-
-
 def _step(model: torch.nn.Module, run: Run) -> float:
     started = time.perf_counter()
     run().backward()
@@ -128,7 +124,8 @@ def _gradients(model: torch.nn.Module, run: Run) -> dict[str, torch.Tensor]:
 def _seconds(workload: Workload, competitor: str) -> dict[str, float]:
     """Medians over pairs, and the largest relative gradient error between the two."""
     model, ids = workload.model(), workload.tokens_in()
-    ours = compiled(model, ids, _budget(workload, model, ids))
+    view = compiled(model, ids, workload.budget)
+    ours: Run = lambda: view(input_ids=ids, labels=ids).loss  # noqa: E731
     theirs = COMPETITORS[competitor](model, ids)
     error = _distance(_gradients(model, ours), _gradients(model, theirs))
     pairs = [(_step(model, ours), _step(model, theirs)) for _ in range(PAIRS)]
@@ -147,11 +144,8 @@ def _distance(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
 
 def _peak(workload: Workload, side: str) -> dict[str, int]:
     """Growth of resident memory over one step, after a first one has set everything up."""
-    import adjcomp
-
     model, ids = workload.model(), workload.tokens_in()
-    budget = _budget(workload, model, ids)
-    view = adjcomp.compile(model, mem_budget=budget)
+    view = compiled(model, ids, workload.budget)
     run = (lambda: view(input_ids=ids, labels=ids).loss) if side == "adjcomp" else COMPETITORS[side](model, ids)
     _step(model, run)
     _settle()
