@@ -35,19 +35,32 @@ template <class T> struct Aligned {
   T* data;
 };
 
-// Brings rows to L2 ahead of their use, one step per call, so that memory works while the cores compute. Rows lie far apart, so no
-// hardware prefetcher sees them coming; and at a power-of-two distance they would evict each other from L1.
+// Brings the rows of a later block to L2, a vector of each per call, so that memory works while the cores compute. Whole rows in turn:
+// a column of vectors would open a new page of memory with each one, and no hardware prefetcher would see them coming.
 template <class T, int Most> struct Ahead {
-  int count = 0;
-  Rows<T> rows[Most];
-  void add(const Rows<T>& r) {
-    if (r) rows[count++] = r;
+  struct Target {
+    Rows<T> rows;
+    int64_t steps;
+    bool write;
+  };
+  explicit Ahead(int64_t vectors) : width(vectors) {}
+  int64_t width, count = 0, step = 0, vector = 0;
+  Target targets[Most];
+  void start() { count = step = vector = 0; }
+  void add(const Rows<T>& rows, int64_t steps, bool write) {
+    if (rows && steps > 0) targets[count++] = {rows, steps, write};
   }
-  void fetch(int64_t s) const {
-    for (int i = 0; i < count; ++i) __builtin_prefetch(rows[i].at(s), 0, 2);
-  }
-  void fetch_for_write(int64_t s) const {
-    for (int i = 0; i < count; ++i) __builtin_prefetch(rows[i].at(s), 1, 2);
+  void fetch() {
+    for (int64_t i = 0; i < count; ++i) {
+      const Target& target = targets[i];
+      if (step >= target.steps) continue;
+      const T* at = target.rows.at(step) + vector * lanes<T>;
+      if (target.write)
+        __builtin_prefetch(at, 1, 2);
+      else
+        __builtin_prefetch(at, 0, 2);
+    }
+    if (++vector == width) vector = 0, ++step;
   }
 };
 

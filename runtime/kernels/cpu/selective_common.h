@@ -35,12 +35,8 @@ template <class T, int Steps> struct Walk {
   Place at(int64_t block, int64_t v) const {
     return {b, block * Steps, v * lanes<T>, int(std::min<int64_t>(Steps, a.steps - block * Steps)), count(v)};
   }
-  // The block that follows (direction 1) or precedes in time (-1), channels innermost; the same one at the end.
-  Place next(int64_t block, int64_t v, int direction) const {
-    if (v + 1 < last) return at(block, v + 1);
-    const int64_t then = block + direction;
-    return then >= 0 && then < blocks() ? at(then, first) : at(block, v);
-  }
+  // The first vector of a block; of no steps where there is no such block.
+  Place start(int64_t block) const { return block >= 0 && block < blocks() ? at(block, first) : Place{b, 0, 0, 0, 0}; }
   // A kept state, (n, lanes) for each vector of channels in turn; the last of them is the final state.
   int64_t kept_count() const { return (a.steps + kKept - 1) / kKept + 1; }
   T* kept(int64_t index, int64_t v) const {

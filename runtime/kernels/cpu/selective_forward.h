@@ -8,8 +8,7 @@ template <class T> struct ForwardBlock {
   int steps, states;
   Rows<T> x, dt, z, y, B, C;
   Vec<T> bias, skip;
-  Ahead<T, 3> next;
-  Ahead<T, 1> output;
+  Ahead<T, 4>* ahead;
   Inputs<T, kKept> in;
   Vec<T> sum[kKept];
 };
@@ -24,10 +23,7 @@ template <class T, int K, Reach R> void forward_part(ForwardBlock<T>& k, int n0,
   for (int s = 0; s < k.steps; ++s) {
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
     const Vec<T> delta = k.in.delta[s], u = k.in.u[s];
-    if (n0 == 0) {
-      k.next.fetch(s);
-      k.output.fetch_for_write(s);
-    }
+    if (n0 == 0) k.ahead->fetch();
     Vec<T> even = k.sum[s], odd{};
 #pragma GCC unroll 16
     for (int n = 0; n < size; ++n) {
@@ -70,27 +66,29 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   Aligned<Vec<T>> packed(walk.vectors() * states), h(walk.vectors() * states);
   Aligned<Decay<T>> decays(walk.vectors());
   Tail<T, kKept> x, dt, z, y;
+  Ahead<T, 4> ahead(walk.vectors());
   ForwardBlock<T> k;
+  k.ahead = &ahead;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const int64_t at = v - walk.first;
     decays.data[at] = pack_decay<T>(a, v * lanes<T>, walk.count(v), packed.data + at * states);
     read_state<T>(a, a.h0, walk.b, v * lanes<T>, walk.count(v), h.data + at * states);
   }
   for (int64_t block = 0; block <= walk.blocks(); ++block) {
+    const Place next = walk.start(block + 1);
+    ahead.start();
+    for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.y}) ahead.add(rows<T>(*m, next), next.steps, m == &a.y);
     for (int64_t v = walk.first; v < walk.last; ++v) {
       const int64_t at = v - walk.first, count = walk.count(v);
       Vec<T>* state = h.data + at * states;
       T* kept = walk.kept(block, v);
       for (int64_t n = 0; n < states; ++n) store_some<T>(kept + n * count, state[n], int(count));
       if (block == walk.blocks()) continue;
-      const Place p = walk.at(block, v), next = walk.next(block, v, 1);
+      const Place p = walk.at(block, v);
       k.steps = p.steps, k.states = int(states);
-      k.next = {}, k.output = {};
       k.x = rows<T>(a.x, p), k.dt = rows<T>(a.dt, p), k.z = rows<T>(a.z, p), k.y = rows<T>(a.y, p);
       k.B = rows<T>(a.B, p.b, p.t0, 0), k.C = rows<T>(a.C, p.b, p.t0, 0);
       k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
-      k.next.add(rows<T>(a.x, next)), k.next.add(rows<T>(a.dt, next)), k.next.add(rows<T>(a.z, next));
-      k.output.add(k.y);
       const Rows<T> out = k.y;
       const bool partial = p.count < lanes<T>;
       if (partial) {

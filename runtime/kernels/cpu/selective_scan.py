@@ -13,6 +13,8 @@ from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 from adjcomp.runtime.kernels.cpu import chunked_selective
 from adjcomp.runtime.kernels.cpu.native import Matrix, dense_of, groups, load, required, rows_of, run, suffix, threads_for
 
+MOST_VECTORS = 32  # vectors of channels in a task: what it reads ahead, and its states, then fit in L2
+
 
 class Arguments(ctypes.Structure):
     """Mirrors `Arguments` of selective_scan.cpp."""
@@ -29,7 +31,9 @@ def _sizes(x: Tensor, A: Tensor, wide: torch.dtype, softplus: bool) -> dict[str,
     batch, steps, channels = x.shape
     lanes = getattr(required("selective_scan"), f"lanes_{suffix(wide)}")()
     threads = threads_for(x.numel())
-    parts = groups(batch, -(-channels // lanes), threads)
+    vectors = -(-channels // lanes)
+    parts = groups(batch, vectors, threads)
+    parts *= -(-vectors // (parts * MOST_VECTORS))
     return {
         "batch": batch,
         "steps": steps,

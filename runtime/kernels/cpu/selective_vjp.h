@@ -21,8 +21,8 @@ template <class T> struct VjpBlock {
   bool softplus;
   Rows<T> x, dt, z, B, C, dy, dx, ddt, dz;
   Vec<T> bias, skip;
-  Ahead<T, 4> next;
-  Ahead<T, 3> outputs;
+  Ahead<T, 4>* reads;
+  Ahead<T, 3>* writes;
   Cell<T>* cells;  // (part, s, n)
   Inputs<T, kSteps> in;
   Vec<T> slope[kSteps];  // dy times the derivative of the gate
@@ -56,7 +56,7 @@ template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int
   Vec<T>* state = K ? local : h;
   Cell<T>* cells = k.cells + n0 * kSteps;
   for (int s = 0; s < k.steps; ++s) {
-    if (n0 == 0) k.outputs.fetch_for_write(s);
+    if (n0 == 0) k.reads->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
     const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
     Vec<T> even = k.y[s], odd{};
@@ -93,7 +93,7 @@ void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T
   Vec<T>*l_ = K ? lambda_ : lambda, *d_ = K ? dA_ : dA;
   Cell<T>* cells = k.cells + n0 * kSteps;
   for (int s = k.steps - 1; s >= 0; --s) {
-    if (n0 == 0) k.next.fetch(s);
+    if (n0 == 0) k.writes->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
     const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
     Vec<T> du[2] = {}, dlog[2] = {};
@@ -205,15 +205,22 @@ template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const
 
 template <class T> void place_block(const Walk<T, kSteps>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
   const Arguments& a = walk.a;
-  const Place p = walk.at(block, v), next = walk.next(block, v, -1);
+  const Place p = walk.at(block, v);
   k.steps = p.steps, k.states = int(a.states), k.softplus = a.softplus;
   k.x = rows<T>(a.x, p), k.dt = rows<T>(a.dt, p), k.z = rows<T>(a.z, p), k.dy = rows<T>(a.dy, p);
   k.B = rows<T>(a.B, p.b, p.t0, 0), k.C = rows<T>(a.C, p.b, p.t0, 0);
   k.dx = rows<T>(a.dx, p), k.ddt = rows<T>(a.ddt, p), k.dz = rows<T>(a.dz, p);
   k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
-  k.next = {}, k.outputs = {};
-  for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.next.add(rows<T>(*m, next));
-  for (const Rows<T>& r : {k.dx, k.ddt, k.dz}) k.outputs.add(r);
+}
+
+// What the blocks before this one need: x and dt as far back as the next kept state, where `starts` reads them first.
+template <class T> void look_ahead(const Walk<T, kSteps>& walk, int64_t block, VjpBlock<T>& k) {
+  const Arguments& a = walk.a;
+  const Place next = walk.start(block - 1), far = walk.start(block - kBlocks);
+  k.reads->start(), k.writes->start();
+  for (const Matrix* m : {&a.x, &a.dt}) k.reads->add(rows<T>(*m, far), far.steps, false);
+  for (const Matrix* m : {&a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps, false);
+  for (const Matrix* m : {&a.dx, &a.ddt, &a.dz}) k.writes->add(rows<T>(*m, next), next.steps, true);
 }
 
 // Runs one block on a vector of channels; where channels don't fill it, on copies.
@@ -265,10 +272,13 @@ template <class T> void vjp_task(const Walk<T, kSteps>& walk, int64_t group) {
   start_vjp<T>(walk, memory.data, carried.data);
   VectorRunner<T> run;
   VjpBlock<T> k;
-  k.cells = cells.data;
+  Ahead<T, 4> reads(walk.vectors());
+  Ahead<T, 3> writes(walk.vectors());
+  k.cells = cells.data, k.reads = &reads, k.writes = &writes;
   std::fill(cells.data, cells.data + kSteps * states, Cell<T>{});
   for (int64_t block = walk.blocks() - 1; block >= 0; --block) {
     if (block == walk.blocks() - 1 || block % kBlocks == kBlocks - 1) starts<T>(walk, block, carried.data, start.data);
+    look_ahead<T>(walk, block, k);
     for (int64_t v = walk.first; v < walk.last; ++v) {
       place_block<T>(walk, block, v, k);
       run(k, walk.count(v), carried.data[v - walk.first], start.data + ((v - walk.first) * kBlocks + block % kBlocks) * states);
