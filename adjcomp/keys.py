@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from adjcomp.passes.capture import CallTensors
+from adjcomp.passes.calls import CallTensors
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 

@@ -16,7 +16,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.machine import Machine, parse_machine
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
-from adjcomp.passes.capture import CallTensors, describe_call
+from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine

@@ -18,7 +18,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.keys import capture_key, check_leaves
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
-from adjcomp.passes.capture import CallTensors, describe_call
+from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_executable

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDepende
 from torch.utils import _pytree as pytree
 
 from adjcomp.errors import CaptureError
+from adjcomp.passes.calls import CallTensors, InputTensor, describe_call
 from adjcomp.passes.lowering import kernels_as_ops
 from adjcomp.passes.provenance import Provenance, refuse_modules
 from adjcomp.passes.substitute import check_attributes, reassigned_buffers, substituted
@@ -55,88 +56,11 @@ class TracedModel:
 
 
 @dataclass(frozen=True)
-class InputTensor:
-    """A tensor among the call's arguments: its path ("input_ids", "args[0]"), and where time is (None: it has no time axis)."""
-
-    path: str
-    time_dim: int | None
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class OutputLeaf:
     """A leaf of the output structure: `tensor` indexes the graph's outputs; None means the constant `value`."""
 
     tensor: int | None
     value: object = None
-
-
-@dataclass(frozen=True)
-class CallTensors:
-    """The arguments of one call, flattened."""
-
-    leaves: tuple[Any, ...]
-    spec: pytree.TreeSpec
-    inputs: tuple[InputTensor, ...]  # of the tensor leaves, in order
-    batch_size: int
-    seq_len: int
-
-
-def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallTensors:
-    """Find the sequence length of a call: dimension 1 of the first tensor that has one.
-
-    Another input has a time axis when it has the same batch size and length there; a 1-D integer input of that length is a list of
-    positions. Raises ValueError for an empty sequence and for labels (or any integer input) whose length differs.
-    """
-    paths, spec = pytree.tree_flatten_with_path((args, dict(kwargs)))
-    leaves = tuple(leaf for _, leaf in paths)
-    names = [_input_name(path) for path, _ in paths]
-    sequences = [t for t in leaves if isinstance(t, torch.Tensor) and t.ndim >= 2]
-    if not sequences:
-        raise CaptureError(
-            "the call has no tensor input with a batch and a time dimension: pass token ids (B, T) or a float sequence (B, T, D); "
-            f"got {[f'{n}: {_describe(v)}' for n, v in zip(names, leaves, strict=True)] or 'no argument'}"
-        )
-    batch_size, seq_len = int(sequences[0].shape[0]), int(sequences[0].shape[1])
-    if seq_len == 0 or batch_size == 0:
-        raise ValueError(f"the input is empty: batch {batch_size}, sequence length T = {seq_len}; T and the batch must be at least 1")
-    inputs = []
-    for name, leaf in zip(names, leaves, strict=True):
-        if isinstance(leaf, torch.Tensor):
-            time_dim = _time_dim(leaf, batch_size, seq_len)
-            _check_length(name, leaf, time_dim, batch_size, seq_len)
-            inputs.append(InputTensor(name, time_dim, tuple(map(int, leaf.shape)), leaf.dtype))
-    return CallTensors(leaves, spec, tuple(inputs), batch_size, seq_len)
-
-
-def _describe(value: object) -> str:
-    return f"tensor{tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _input_name(path: tuple[Any, ...]) -> str:
-    kind, rest = path[0].idx, path[1:]
-    if kind == 0:
-        return "args" + pytree.keystr(rest)
-    head = getattr(rest[0], "key", rest[0])
-    return f"{head}{pytree.keystr(rest[1:])}"
-
-
-def _time_dim(tensor: torch.Tensor, batch_size: int, seq_len: int) -> int | None:
-    if tensor.ndim >= 2 and tensor.shape[0] == batch_size and tensor.shape[1] == seq_len:
-        return 1
-    if tensor.ndim == 1 and tensor.shape[0] == seq_len and not tensor.is_floating_point() and seq_len > 1:
-        return 0
-    return None
-
-
-def _check_length(name: str, tensor: torch.Tensor, time_dim: int | None, batch_size: int, seq_len: int) -> None:
-    integer = not tensor.is_floating_point() and not tensor.is_complex()
-    if time_dim is None and integer and tensor.ndim == 2:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)} where the sequence is (B, T) = ({batch_size}, {seq_len}): "
-            "every integer input of two dimensions must have the batch and length of the sequence"
-        )
 
 
 def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedModel:
@@ -147,7 +71,12 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     refuse_modules(model)
     call = describe_call(args, kwargs)
     with _CAPTURE_LOCK, kernels_as_ops():
-        return _Tracer(model, call).run()
+        try:
+            return _Tracer(model, call).run()
+        except CaptureError:
+            if not call.doubtful():
+                raise
+            return _Tracer(model, call.without_doubtful_times()).run()
 
 
 class _TimeShapes(ShapeEnv):
@@ -159,8 +88,9 @@ class _TimeShapes(ShapeEnv):
 
     def _set_replacement(self, a: Any, tgt: Any, msg: str) -> None:
         raise CaptureError(
-            f"{self.provenance.here()}: the model fixes the sequence length while it runs ({a} = {tgt}): a Python loop over time, or a size "
-            "written as a number. Write a recurrence with adjcomp.ops (linear_scan, selective_scan, ssd …), and sizes as x.shape[1]"
+            f"{self.provenance.here()}: the model fixes the sequence length while it runs ({a} = {tgt}): "
+            "a Python loop over time, or a size written as a number. Write a recurrence with adjcomp.ops (linear_scan, "
+            "selective_scan, ssd …), and sizes as x.shape[1]"
         )
 
 
@@ -221,7 +151,9 @@ class _Tracer:
         )
 
     def forward(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        """What is traced: parameters, buffers, inputs -> output tensors, then new values of the buffers that forward reassigns."""
+        """What is traced: parameters, buffers, inputs -> output tensors, then new values of the buffers that forward
+        reassigns.
+        """
         state = [*self.parameters.values(), *self.buffers.values()]
         rest = iter(flat[len(state) :])
         leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.call.leaves]
@@ -230,7 +162,9 @@ class _Tracer:
         with substituted(self.model, {id(t): stand_in for t, stand_in in zip(state, flat, strict=False)}):
             before = {id(m): dict(vars(m)) for m in self.model.modules()}
             with self.provenance.observed():
-                result = self.model.forward(*args, **kwargs)  # not the call itself: hooks of the root module run around a compiled call
+                result = self.model.forward(
+                    *args, **kwargs
+                )  # not the call itself: hooks of the root module run around a compiled call
             check_attributes(self.model, before)
             changed = reassigned_buffers(self.model, given)
         self.leaves, self.spec = _flatten_output(result)
@@ -245,8 +179,8 @@ class _Tracer:
             raise
         except GuardOnDataDependentSymNode as error:
             raise CaptureError(
-                f"{self.provenance.last_place()}: a branch or a size that depends on the values of a tensor cannot be captured; use torch.where, "
-                "or compute it outside of forward"
+                f"{self.provenance.last_place()}: a branch or a size that depends on the values of a tensor cannot be "
+                "captured; use torch.where, or compute it outside of forward"
             ) from error
         except Exception as error:
             place = self.provenance.last_place()
@@ -254,14 +188,21 @@ class _Tracer:
 
 
 def _lift_constants(graph: fx.GraphModule, mode: FakeTensorMode) -> None:
-    """Tensors that are neither parameters, buffers nor inputs stay constants of the graph; one that wants a gradient is refused."""
+    """Numbers read from tensors are refused. Tensors that are neither parameters, buffers nor inputs stay constants of the
+    graph; one that wants a gradient is refused.
+    """
     for node in graph.graph.nodes:
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            raise CaptureError(
+                f"{node.meta.get('where', 'the root module')}: a number is read from a tensor, "
+                "which would be fixed at capture. Keep it a tensor"
+            )
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
             if constant.requires_grad:
                 raise CaptureError(
-                    f"forward reads a tensor of shape {tuple(constant.shape)} that requires grad but is no registered parameter of the model: "
-                    "assign it as an nn.Parameter, or pass it as an argument"
+                    f"forward reads a tensor of shape {tuple(constant.shape)} that requires grad but is no registered parameter "
+                    "of the model: assign it as an nn.Parameter, or pass it as an argument"
                 )
             node.meta.setdefault("val", mode.from_tensor(constant, static_shapes=True))
 

@@ -1,4 +1,6 @@
-"""Rewrites of a traced graph that change no value: transposes that cancel, copies that only change strides, dead nodes, the fused loss."""
+"""Rewrites of a traced graph that change no value: transposes that cancel, copies that only change strides, dead nodes, the
+fused loss.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from torch import fx
 from adjcomp.passes.emitting import Emitter, fake_result
 from adjcomp.passes.layouts import weights_on_the_right
 from adjcomp.passes.losses import fuse_cross_entropy
+from adjcomp.passes.timearguments import argument
 from adjcomp.passes.timeaxis import time_factor
-from adjcomp.passes.timerules import argument
 from adjcomp.passes.windows import lower_windows
 
 aten = torch.ops.aten
@@ -84,7 +86,9 @@ def _constants_by_shape(graph: fx.Graph, time: Any) -> None:
     for node in _calls(graph, *_FILLS):
         source, value = node.args[0], node.meta["val"]
         like = "_like" in str(node.target)
-        if not all(time_factor(size, time) in (0, 1) for size in value.shape) or (like and value.shape != source.meta["val"].shape):
+        if not all(time_factor(size, time) in (0, 1) for size in value.shape) or (
+            like and value.shape != source.meta["val"].shape
+        ):
             continue
         fill = _FILLS[node.target]
         number = argument(node, "fill_value") if fill is None else fill

@@ -1,12 +1,14 @@
 """Find the residual stack in a traced graph, by dataflow alone.
 
-The activations (values that depend both on the sequence and on a parameter or the main input) form a DAG from the stem to the loss. A node that
+The activations (values that depend both on the sequence and on a parameter or the main input) form a DAG from the stem to the
+loss. A node that
 every path passes is a place where the model can be cut: a dominator of the end. Of those, the borders are the ones at which a
 layer starts or ends: a segment with a recurrence in it, or one that forks and multiplies by a weight (a residual block).
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +24,22 @@ from adjcomp.passes.timeaxis import Locality, NodeTime, TimeLayout, value_of
 aten = torch.ops.aten
 _CONTRACTIONS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 _SELECTIONS = ("select", "slice", "index_select", "gather", "index", "cat", "stack", "constant_pad_nd")
-_REDUCTIONS = ("sum", "mean", "nll_loss_forward", "amax", "amin", "max", "min", "logsumexp", "var", "std", "linalg_vector_norm", "norm", "any", "all")
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "nll_loss_forward",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "logsumexp",
+    "var",
+    "std",
+    "linalg_vector_norm",
+    "norm",
+    "any",
+    "all",
+)
 LATE_OPS = {getattr(aten, name) for name in (*_SELECTIONS, *_REDUCTIONS)}
 _START = "start"
 
@@ -32,7 +49,8 @@ class Cut:
     """The stack's borders and where every activation lives.
 
     borders: x[0] … x[K], nodes of shape (B, T, …) with time in dimension 1. home: tile index of each activation inside a tile.
-    main: everything computed from the value in which the residual stream begins; the rest is made where it is read, in tiles or around
+    main: everything computed from the value in which the residual stream begins; the rest is made where it is read, in tiles or
+    around
     them. late: nodes of main that need the whole sequence of some activation; activations: the others that have time.
     """
 
@@ -97,7 +115,9 @@ def _dependents(graph: fx.Graph, roots: set[fx.Node]) -> set[fx.Node]:
 
 
 def _main_part(graph: fx.Graph, candidates: set[fx.Node]) -> set[fx.Node]:
-    """What is computed from one first value, that from which most is: the embedded tokens, not a mask or a step size beside them."""
+    """What is computed from one first value, that from which most is: the embedded tokens, not a mask or a step size beside
+    them.
+    """
     roots = [n for n in graph.nodes if n in candidates and not any(a in candidates for a in n.all_input_nodes)]
     parts = [_dependents(graph, {root}) & candidates for root in roots]
     return max(parts, key=len, default=set())
@@ -109,7 +129,11 @@ def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], main: set[fx.No
         if node.op != "call_function" or node not in main or is_size(node):
             continue
         mixes = times[node].locality is Locality.GLOBAL and node.target is not operator.getitem
-        if mixes and not any(a in late for a in node.all_input_nodes) and getattr(node.target, "overloadpacket", None) not in LATE_OPS:
+        if (
+            mixes
+            and not any(a in late for a in node.all_input_nodes)
+            and getattr(node.target, "overloadpacket", None) not in LATE_OPS
+        ):
             raise CaptureError(f"{where(node)}: {node.target} is not causal in time: {times[node].why}")
         follows = any(a in late for a in node.all_input_nodes)
         if follows and (node.target in CARRIED_OPS):
@@ -135,7 +159,9 @@ def _activation_flow(graph: fx.Graph, activations: set[fx.Node]) -> nx.DiGraph:
 
 
 def _end(ordered: list[fx.Node]) -> fx.Node:
-    """The activation that everything leads to: the loss where there is one, else the last one that something outside of tiles reads."""
+    """The activation that everything leads to: the loss where there is one, else the last one that something outside of
+    tiles reads.
+    """
     losses = [n for n in ordered if n.target is LINEAR_CROSS_ENTROPY]
     return losses[-1] if losses else ordered[-1]
 
@@ -155,7 +181,7 @@ def _dominator_chain(flow: nx.DiGraph, times: dict[fx.Node, NodeTime]) -> list[f
 def _borders(flow: nx.DiGraph, cuts: list[fx.Node]) -> list[fx.Node]:
     order = {node: i for i, node in enumerate(nx.topological_sort(flow))}
     borders: list[fx.Node] = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         inside = [n for n in flow.nodes if n is not _START and order[start] < order[n] <= order[end]]
         if not _is_layer(flow, start, inside, end):
             continue
@@ -198,4 +224,3 @@ def _nothing_found(late: set[fx.Node], times: dict[fx.Node, NodeTime]) -> str:
         "no residual stack found: the model has no recurrence (adjcomp.ops or a supported library kernel) and no residual block "
         f"between its input and its output{because}"
     )
-

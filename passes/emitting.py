@@ -13,7 +13,8 @@ aten = torch.ops.aten
 
 
 class Emitter:
-    """Appends nodes to `graph`. `differentiable` collects those through which a wanted gradient flows; it starts with placeholders of the
+    """Appends nodes to `graph`. `differentiable` collects those through which a wanted gradient flows; it starts with
+    placeholders of the
     graph that is copied from."""
 
     def __init__(self, graph: fx.Graph, wanted: set[fx.Node]) -> None:

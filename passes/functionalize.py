@@ -1,7 +1,9 @@
 """Rewrite in-place operations of a traced graph to operations that make new values.
 
-A write to a value is a write to its storage: the base it is a view of, and every other view of that base, are made again where they
-are read next. Buffers and inputs that the model changes keep their last value as extra outputs of the graph, behind the model's own.
+A write to a value is a write to its storage: the base it is a view of, and every other view of that base, are made again where
+they
+are read next. Buffers and inputs that the model changes keep their last value as extra outputs of the graph, behind the model's
+own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ aten = torch.ops.aten
 class Functional:
     """A graph without in-place operations.
 
-    graph: outputs are the model's, then one for each name in `updated`. updated: buffers and inputs (by name) that the model changes.
+    graph: outputs are the model's, then one for each name in `updated`. updated: buffers and inputs (by name) that the model
+    changes.
     """
 
     graph: fx.Graph

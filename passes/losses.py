@@ -1,4 +1,6 @@
-"""The fused loss: cross-entropy of a linear head, also of shifted logits, as one op that never holds a (B, T, vocabulary) value."""
+"""The fused loss: cross-entropy of a linear head, also of shifted logits, as one op that never holds a (B, T, vocabulary)
+value.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import fx
 
 from adjcomp.passes.carried import LINEAR_CROSS_ENTROPY
 from adjcomp.passes.emitting import Emitter
-from adjcomp.passes.timerules import argument
+from adjcomp.passes.timearguments import argument
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.clone.default)

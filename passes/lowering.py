@@ -1,7 +1,9 @@
-"""Names under which model libraries reach their sequence kernels, and the `adjcomp.ops` op that takes each one's place while tracing.
+"""Names under which model libraries reach their sequence kernels, and the `adjcomp.ops` op that takes each one's place while
+tracing.
 
 transformers resolves a fused kernel through a function of the modelling module (`mamba_selective_scan`, `causal_conv1d_fn`, …)
-and falls back to a Python loop. During capture each such name is bound to a function of this file, which calls the matching op, so
+and falls back to a Python loop. During capture each such name is bound to a function of this file, which calls the matching op,
+so
 that a recurrence is one node of the graph. Whole-mixer kernels are bound to "not available", which makes the model take its own
 step-by-step path.
 """
@@ -24,7 +26,9 @@ Tensor = torch.Tensor
 def _refuse_packing(op: str, options: dict[str, Any]) -> None:
     for name in ("seq_idx", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_q"):
         if options.get(name) is not None:
-            raise CaptureError(f"{op} was called with {name}: packed documents would leak into each other. Pass one document a row, or pad.")
+            raise CaptureError(
+                f"{op} was called with {name}: packed documents would leak into each other. Pass one document a row, or pad."
+            )
 
 
 def _selective_scan(

@@ -86,7 +86,9 @@ def _kept(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def build_epilogue(whole: Whole) -> fx.GraphModule:
-    """From (parameters, buffers, inputs, sums, outs, final states) to the model's outputs and the values it leaves in `updates`."""
+    """From (parameters, buffers, inputs, sums, outs, final states) to the model's outputs and the values it leaves in
+    `updates`.
+    """
     graph, memo = _outside(whole)
     totals = [graph.placeholder(f"sum_{i}") for i in range(len(whole.sums))]
     for i, node in enumerate(whole.outs):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
@@ -45,8 +46,8 @@ def refuse_modules(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.RNNBase):
             raise CaptureError(
-                f"module {name!r} ({type(module).__name__}) is a recurrence that is not linear in its state: it has no chunked form here. "
-                "Recurrences that have one are in adjcomp.ops"
+                f"module {name!r} ({type(module).__name__}) is a recurrence that is not linear in its state: it has no "
+                "chunked form here. Recurrences that have one are in adjcomp.ops"
             )
         if name and any(_lasting(getattr(module, field)) for field in _HOOK_FIELDS):
             raise CaptureError(
@@ -95,24 +96,32 @@ class Provenance:
             if function is CheckpointFunction:  # recomputation is what the plan decides
                 return given[0](*given[2:])
             raise CaptureError(
-                f"{provenance.here()}: custom autograd.Function {function.__qualname__!r}: its backward is invisible to the trace. "
-                "Write it with torch operations, or as a torch.library op with register_autograd"
+                f"{provenance.here()}: custom autograd.Function {function.__qualname__!r}: its backward is invisible "
+                "to the trace. Write it with torch operations, or as a torch.library op with register_autograd"
             )
 
+        without_reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator
         torch.nn.Module.__call__ = named_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(refuse_apply)  # type: ignore[assignment, method-assign]
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator = _no_checkpoint
         try:
             with _Observer(self):
                 yield
         finally:
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+            torch.utils.checkpoint._checkpoint_without_reentrant_generator = without_reentrant
 
     def here(self) -> str:
         """The module path and the user's source line at this moment."""
         path = self.stack[-1] if self.stack else ""
         line = _user_line()
         return f"{path or 'the root module'}{f' ({line})' if line else ''}"
+
+
+def _no_checkpoint(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    """Stands for the set-up of a checkpoint without reentry: the function inside is run as it is."""
+    yield
 
 
 class _Observer(TorchFunctionMode):

@@ -1,4 +1,5 @@
-"""Random ops inside tiles, rewritten to counter-based ones: each number depends on (step seed, layer, op, batch, time, channel) only.
+"""Random ops inside tiles, rewritten to counter-based ones: each number depends on (step seed, layer, op, batch, time, channel)
+only.
 
 So a mask is the same whatever the chunk length, budget, placement or number of recomputations, and nothing need be recorded.
 """
@@ -42,7 +43,9 @@ class Draw:
 
     def uniform(self, shape: list[Any], part: int = 0) -> fx.Node:
         """float32 uniforms of the result's shape; `part` separates several draws of one op."""
-        return self.call(COUNTER_UNIFORM, self.seed, 2 * self.number + part, shape, self.layout.dim, self.offset, self.layout.outer)
+        return self.call(
+            COUNTER_UNIFORM, self.seed, 2 * self.number + part, shape, self.layout.dim, self.offset, self.layout.outer
+        )
 
 
 def _dropout(draw: Draw, node: fx.Node, fetch: Callable[[Any], Any], shape: list[Any]) -> fx.Node:

@@ -12,8 +12,8 @@ from torch import fx
 
 from adjcomp.ir.stack import OutputKind
 from adjcomp.passes.tilegraph import TileGraph
+from adjcomp.passes.timearguments import argument
 from adjcomp.passes.timeaxis import time_factor
-from adjcomp.passes.timerules import argument
 
 aten = torch.ops.aten
 Emit = Callable[[TileGraph], fx.Node]
@@ -102,7 +102,9 @@ def _sum(node: fx.Node, mean_count: int | None) -> Partial:
         made = total
         if mean_count is not None:
             made = graph.call_function(aten.div.Tensor, (made, graph.call_function(operator.mul, (length, mean_count))))
-        memo[node] = made if dtype is result.dtype else graph.call_function(aten._to_copy.default, (made,), {"dtype": result.dtype})
+        memo[node] = (
+            made if dtype is result.dtype else graph.call_function(aten._to_copy.default, (made,), {"dtype": result.dtype})
+        )
 
     return Partial(source, tuple(int(s) for s in result.shape), dtype, make, close)  # type: ignore[arg-type]
 

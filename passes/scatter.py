@@ -11,7 +11,7 @@ from torch import fx
 from adjcomp.errors import CaptureError
 from adjcomp.passes.aliasing import reads_part
 from adjcomp.passes.emitting import Emitter
-from adjcomp.passes.timerules import argument
+from adjcomp.passes.timearguments import argument
 
 aten = torch.ops.aten
 

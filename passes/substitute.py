@@ -1,6 +1,7 @@
 """Run a model on other tensors in place of its parameters and buffers, and put everything back.
 
-`torch.func.functional_call` restores a module that occurs under two names from what it put there itself, so shared layers would keep
+`torch.func.functional_call` restores a module that occurs under two names from what it put there itself, so shared layers would
+keep
 the stand-ins; here every module is visited once and restored from a copy of what it held.
 """
 
@@ -63,8 +64,8 @@ def check_attributes(model: torch.nn.Module, before: Mapping[int, Mapping[str, o
         for key, value in vars(module).items():
             if key not in known or (known[key] is not value and not _same(known[key], value)):
                 raise CaptureError(
-                    f"module {name or 'the root'!r} ({type(module).__name__}) assigns its attribute {key!r} in forward: a compiled call would "
-                    "not. Keep what changes in a buffer, or set it outside of forward"
+                    f"module {name or 'the root'!r} ({type(module).__name__}) assigns its attribute {key!r} in forward: "
+                    "a compiled call would not. Keep what changes in a buffer, or set it outside of forward"
                 )
 
 

@@ -13,7 +13,10 @@ from adjcomp.ir.stack import TileInput, TileOutput
 def template_key(graph: fx.Graph, inputs: Iterable[TileInput], outputs: Iterable[TileOutput]) -> str:
     """One line a node: op, arguments by number, shape, strides and dtype."""
     number = {node: i for i, node in enumerate(graph.nodes)}
-    lines = [f"inputs {[(i.kind.value, i.differentiable) for i in inputs]}", f"outputs {[(o.kind.value, o.differentiable) for o in outputs]}"]
+    lines = [
+        f"inputs {[(i.kind.value, i.differentiable) for i in inputs]}",
+        f"outputs {[(o.kind.value, o.differentiable) for o in outputs]}",
+    ]
     for node in graph.nodes:
         args = fx.map_arg((node.args, node.kwargs), lambda a: _Numbered(number[a]))
         target = node.op if node.op == "placeholder" else str(node.target)

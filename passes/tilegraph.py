@@ -13,7 +13,7 @@ from adjcomp.ir.stack import InputKind, OutputKind
 from adjcomp.passes.carried import CARRIED_OPS
 from adjcomp.passes.cut import Cut, is_size, where
 from adjcomp.passes.randomness import REWRITES, Draw, check_random, is_random, pair
-from adjcomp.passes.timeaxis import Locality, NodeTime, time_factor, value_of
+from adjcomp.passes.timeaxis import Locality, NodeTime, time_factor
 
 aten = torch.ops.aten
 
@@ -21,8 +21,10 @@ aten = torch.ops.aten
 class TileGraph:
     """A tile function under construction.
 
-    `fetch(node)` brings a node of the traced graph, and all it needs, into the tile; what lies outside becomes a placeholder, recorded in
-    `inputs` as (kind, traced node). Sizes that equal T are read from the tile's own inputs, so that the graph runs at any chunk length.
+    `fetch(node)` brings a node of the traced graph, and all it needs, into the tile; what lies outside becomes a placeholder,
+    recorded in
+    `inputs` as (kind, traced node). Sizes that equal T are read from the tile's own inputs, so that the graph runs at any chunk
+    length.
     """
 
     def __init__(self, index: int, cut: Cut, times: dict[fx.Node, NodeTime], state_inputs: dict[str, fx.Node], time: Any) -> None:
@@ -111,7 +113,11 @@ class TileGraph:
 
     def _new_placeholder(self, kind: InputKind, value: Any) -> fx.Node:
         last = next(iter(reversed([n for n in self.graph.nodes if n.op == "placeholder"])), None)
-        with self.graph.inserting_after(last) if last is not None else self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+        with (
+            self.graph.inserting_after(last)
+            if last is not None
+            else self.graph.inserting_before(next(iter(self.graph.nodes), None))
+        ):
             made = self.graph.placeholder(f"{kind.value}_{len(self.placeholders[kind])}")
         made.meta["val"] = value
         self.placeholders[kind].append(made)
@@ -122,7 +128,9 @@ class TileGraph:
         check_random(node, where(node))
         layout = self.times[node].layouts[0]
         if layout is None or layout.inner != 1:
-            raise CaptureError(f"{where(node)}: {node.target} draws numbers without a time axis; noise on weights cannot be repeated by chunks")
+            raise CaptureError(
+                f"{where(node)}: {node.target} draws numbers without a time axis; noise on weights cannot be repeated by chunks"
+            )
         value = node.meta["val"][0] if isinstance(node.meta["val"], tuple | list) else node.meta["val"]
         seed, offset = self._counter(InputKind.SEED), self._counter(InputKind.OFFSET)
         shape = [size if isinstance(size, int) else self._length_of(node, size) for size in value.shape]

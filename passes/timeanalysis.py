@@ -12,7 +12,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from adjcomp.passes.timeaxis import FREE, Layouts, Locality, NodeTime, NotLocalError, TimeContext, TimeLayout, tensors_in, time_factor, value_of
+from adjcomp.passes.timeaxis import (
+    FREE,
+    Layouts,
+    Locality,
+    NodeTime,
+    NotLocalError,
+    TimeContext,
+    TimeLayout,
+    tensors_in,
+    time_factor,
+    value_of,
+)
 from adjcomp.passes.timerules import RULES, carried_rule, pointwise_rule
 
 
@@ -94,4 +105,6 @@ class _Analysis:
                 factor = time_factor(size, self.time)
                 expected = layout.outer * layout.inner if layout is not None and layout.dim == dim else 0
                 if factor != expected:
-                    raise NotLocalError(f"{node.target} makes a value of shape {tuple(value.shape)}, which is not time by {expected}")
+                    raise NotLocalError(
+                        f"{node.target} makes a value of shape {tuple(value.shape)}, which is not time by {expected}"
+                    )

@@ -1,7 +1,9 @@
 """Where time is in a value, and how a node of the graph depends on it: the vocabulary of the time analysis.
 
-LOCAL nodes can be evaluated on any chunk of their inputs; CARRIED nodes are `adjcomp.ops` recurrences and causal windows, which need
-the state left by the chunk before; FREE nodes do not touch time at all; GLOBAL nodes mix time in some other way, and `why` says how.
+LOCAL nodes can be evaluated on any chunk of their inputs; CARRIED nodes are `adjcomp.ops` recurrences and causal windows, which
+need
+the state left by the chunk before; FREE nodes do not touch time at all; GLOBAL nodes mix time in some other way, and `why` says
+how.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class TimeContext:
 
 
 Layouts = tuple[TimeLayout | None, ...]
-Rule = Callable[[TimeContext, fx.Node], TimeLayout | None | Layouts]
+Rule = Callable[[TimeContext, fx.Node], TimeLayout | Layouts | None]
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from adjcomp.errors import CaptureError
 from adjcomp.passes.capture import TracedModel
 from adjcomp.passes.cleanup import clean
-from adjcomp.passes.losses import logits_of_losses
 from adjcomp.passes.cut import Cut, find_cut
 from adjcomp.passes.functionalize import functionalize
+from adjcomp.passes.losses import logits_of_losses
+from adjcomp.passes.packing import check_packing
 from adjcomp.passes.reductions import Partial
 from adjcomp.passes.timeanalysis import analyse_time
 from adjcomp.passes.timeaxis import NodeTime, TimeLayout
@@ -32,8 +34,10 @@ class Trainable:
 class Whole:
     """The traced graph, analysed, and the whole-sequence values found while tiles are built.
 
-    graph: outputs are the model's, then the last values of `updates`. state: placeholders of parameters and of buffers that the model
-    does not change, by placeholder name. updates: buffers and inputs that the model changes in forward; updated: their placeholders.
+    graph: outputs are the model's, then the last values of `updates`. state: placeholders of parameters and of buffers that the
+    model
+    does not change, by placeholder name. updates: buffers and inputs that the model changes in forward; updated: their
+    placeholders.
     """
 
     traced: TracedModel
@@ -80,6 +84,7 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     graph = clean(functional.graph, traced.time)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     state, inputs = placeholders[: len(names)], placeholders[len(names) :]
+    check_packing((i.path, i.restarts) for n, i in zip(inputs, traced.inputs, strict=True) if not n.users)
     layouts: dict[fx.Node, TimeLayout | None] = dict.fromkeys(state)
     layouts.update(
         {n: None if i.time_dim is None else TimeLayout(i.time_dim) for n, i in zip(inputs, traced.inputs, strict=True)}
@@ -92,6 +97,8 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     by_name = {**dict(zip(names, state, strict=True)), **by_path}
     updated = frozenset(by_name[name] for name in functional.updated)
     wanted = [by_name[name] for name in (*trainable.parameters, *trainable.inputs) if name in by_name]
+    grad_nodes = _grad_nodes(graph, wanted)
+    _check_reached(graph, grad_nodes, trainable)
     return Whole(
         traced=traced,
         graph=graph,
@@ -100,14 +107,26 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
         inputs=by_path,
         times=times,
         cut=cut,
-        grad_nodes=_grad_nodes(graph, wanted),
+        grad_nodes=grad_nodes,
         updates=functional.updated,
         updated=updated,
     )
 
 
+def _check_reached(graph: fx.Graph, grad_nodes: frozenset[fx.Node], trainable: Trainable) -> None:
+    """CaptureError where nothing that wants a gradient reaches any output: backward would fail, or train nothing."""
+    results = next(n for n in graph.nodes if n.op == "output").all_input_nodes
+    if any(n in grad_nodes for n in results) or not any(n.meta["val"].is_floating_point() for n in results):
+        return
+    names = sorted((*trainable.parameters, *trainable.inputs))
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    raise CaptureError(f"no output of the model depends on what wants a gradient ({shown}): it is never read in forward")
+
+
 def _main_input(inputs: dict[str, fx.Node], times: dict[fx.Node, NodeTime]) -> fx.Node | None:
-    """The float sequence that the model transforms, where it has one: the first (B, T, …) float input of three dimensions, else of two."""
+    """The float sequence that the model transforms, where it has one: the first (B, T, …) float input of three dimensions,
+    else of two.
+    """
     sequences = [n for n in inputs.values() if times[n].layout is not None and n.meta["val"].is_floating_point()]
     wide = [n for n in sequences if n.meta["val"].ndim >= 3]
     integers = [n for n in inputs.values() if not n.meta["val"].is_floating_point()]

@@ -1,6 +1,8 @@
-"""Ways to look back a fixed number of steps, rewritten to `causal_conv1d`: convolutions, token shifts; and cumsum to `linear_scan`.
+"""Ways to look back a fixed number of steps, rewritten to `causal_conv1d`: convolutions, token shifts; and cumsum to
+`linear_scan`.
 
-As a carried op each keeps a short tail (or a running sum) at a chunk border instead of the whole sequence. Whatever is not recognised
+As a carried op each keeps a short tail (or a running sum) at a chunk border instead of the whole sequence. Whatever is not
+recognised
 here stays as it is, and the time analysis names it.
 """
 
@@ -14,8 +16,8 @@ import torch
 from torch import fx
 
 from adjcomp.passes.emitting import Emitter
+from adjcomp.passes.timearguments import argument
 from adjcomp.passes.timeaxis import product, time_factor
-from adjcomp.passes.timerules import argument
 
 aten = torch.ops.aten
 CONV = torch.ops.adjcomp.causal_conv1d.default
@@ -90,7 +92,9 @@ def _full(site: _Site, sizes: list[Any], value: float, options: dict[str, Any]) 
     made = site.graph.call_function(aten.full.default, (sizes, value), dict(options))
     mode = next(n.meta["val"].fake_mode for n in site.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     with mode:
-        made.meta = {k: site.node.meta[k] for k in ("where", "no_grad") if k in site.node.meta} | {"val": torch.empty(sizes, **options)}
+        made.meta = {k: site.node.meta[k] for k in ("where", "no_grad") if k in site.node.meta} | {
+            "val": torch.empty(sizes, **options)
+        }
     return made
 
 
@@ -141,7 +145,12 @@ def _cat(site: _Site) -> None:
     dim = int(argument(node, "dim")) % node.meta["val"].ndim
     first, steps = parts[0], parts[0].meta["val"].shape[dim]
     whole = _trimmed(site, parts[1], dim)
-    if whole is None or not isinstance(steps, int) or site.time_dim(whole) != dim or not site.is_time(node.meta["val"].shape[dim]):
+    if (
+        whole is None
+        or not isinstance(steps, int)
+        or site.time_dim(whole) != dim
+        or not site.is_time(node.meta["val"].shape[dim])
+    ):
         return
     value = whole.meta["val"]
     channels = product([s for d, s in enumerate(value.shape) if d not in (0, dim)])
@@ -198,9 +207,7 @@ def _cut_to_length(site: _Site, node: fx.Node) -> list[tuple[fx.Node, int]]:
     return found
 
 
-def _windowed(
-    site: _Site, x: fx.Node, weight: fx.Node, bias: fx.Node | None, spread: int, delay: int, groups: int
-) -> fx.Node:
+def _windowed(site: _Site, x: fx.Node, weight: fx.Node, bias: fx.Node | None, spread: int, delay: int, groups: int) -> fx.Node:
     """The convolution as causal_conv1d where each channel has its own weights, else as a product with an explicit window."""
     out_channels, per_group, width = weight.meta["val"].shape
     x_btd = site.call(aten.transpose.int, x, 1, 2)
@@ -235,7 +242,11 @@ def _products(site: _Site, parts: list[fx.Node], weight: fx.Node, bias: fx.Node 
         part = window if groups == 1 else site.call(aten.slice.Tensor, window, 2, g * per_group, (g + 1) * per_group)
         dense = site.call(aten.clone.default, part, memory_format=torch.contiguous_format)
         flat = site.call(aten.view.default, dense, [-1, per_group * width])
-        own = weight if groups == 1 else site.call(aten.slice.Tensor, weight, 0, g * out_channels // groups, (g + 1) * out_channels // groups)
+        own = (
+            weight
+            if groups == 1
+            else site.call(aten.slice.Tensor, weight, 0, g * out_channels // groups, (g + 1) * out_channels // groups)
+        )
         matrix = site.call(aten.view.default, own, [out_channels // groups, per_group * width])
         product_ = site.call(aten.mm.default, flat, site.call(aten.t.default, matrix))
         outputs.append(site.call(aten.view.default, product_, [sizes[0], sizes[1], out_channels // groups]))

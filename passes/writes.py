@@ -10,7 +10,7 @@ from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.passes.emitting import Emitter
-from adjcomp.passes.timerules import argument
+from adjcomp.passes.timearguments import argument
 
 aten = torch.ops.aten
 Read = Callable[[fx.Node], fx.Node]

@@ -1,6 +1,7 @@
 """Models of the cases, and the comparison of a compiled model's loss and gradients with plain autograd's.
 
-The bound of a parameter's gradient is |g - g_plain| <= bound · |g_plain| + 1e-3 · bound · |all g_plain|, with bound 1e-5 in float32
+The bound of a parameter's gradient is |g - g_plain| <= bound · |g_plain| + 1e-3 · bound · |all g_plain|, with bound 1e-5 in
+float32
 and 1e-10 for models in float64.
 """
 
@@ -17,7 +18,7 @@ import adjcomp
 
 Call = Callable[[nn.Module], Tensor]  # from a model, plain or compiled, to a scalar loss
 
-_SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=4, conv_kernel=4, expand=2, use_cache=False)
+_SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "conv_kernel": 4, "expand": 2, "use_cache": False}
 
 
 def mamba(**overrides: Any) -> nn.Module:
@@ -82,7 +83,9 @@ def measure(model: nn.Module, run: Callable[[], Tensor]) -> Gradients:
 
 
 def distance(got: Gradients, want: Gradients) -> float:
-    """Largest over parameters of |g - g_want| / (|g_want| + 1e-3 |all g_want|); infinite where None sets differ or values aren't finite."""
+    """Largest over parameters of |g - g_want| / (|g_want| + 1e-3 |all g_want|); infinite where None sets differ or values
+    aren't finite.
+    """
     known = [g for g in want.grads.values() if g is not None]
     scale = 1e-3 * sum(float(g.abs().double().pow(2).sum()) for g in known) ** 0.5
     worst = 0.0
@@ -117,7 +120,9 @@ def tightest(model: nn.Module, call: Call, chunk: int | None = None) -> int:
 
 
 class Residual(nn.Module):
-    """Token ids or float sequences through `blocks` to vocabulary logits or `width` channels; every block returns the new stream."""
+    """Token ids or float sequences through `blocks` to vocabulary logits or `width` channels; every block returns the new
+    stream.
+    """
 
     def __init__(self, blocks: Iterable[nn.Module], width: int, vocab: int | None = 31, tied: bool = False) -> None:
         super().__init__()
