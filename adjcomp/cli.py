@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     frontier = commands.add_parser("frontier", help="print what memory buys: peak against time, from the smallest budget up")
     _add_model(frontier, seq_len=None)
     _add_machine(frontier)
+    frontier.add_argument("--points", type=parse_count, default=8, help="budgets to plan for (default: 8)")
     explain = commands.add_parser("explain", help="print what was found in a model: layers, states, what tiles keep")
     _add_model(explain, seq_len="4K")
     check = commands.add_parser("check", help="compare a model's gradients with plain autograd's, on this computer's CPU")

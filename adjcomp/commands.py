@@ -53,6 +53,7 @@ def frontier_command(arguments: argparse.Namespace) -> Answer:
         machine=arguments.machine,
         optimizer=arguments.optimizer,
         example_inputs=_inputs(found, arguments),
+        points=max(2, arguments.points),
     )
     lines = [f"{'peak':>11}  {'step':>12}  {'tokens/s':>10}  {'gap':>7}  {'chunk':>8}  {'of the fastest':>14}"]
     fastest = min(plan.seconds for plan in plans)

@@ -65,7 +65,7 @@ def measure(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tuple[fl
 def compare(plain: tuple[float, Gradients], ours: tuple[float, Gradients]) -> GradientReport:
     """The report on two measurements."""
     known = [g for g in plain[1].values() if g is not None]
-    scale = 1e-3 * sum(g.double().abs().pow(2).sum().item() for g in known) ** 0.5
+    scale = 1e-3 * sum(g.abs().double().pow(2).sum().item() for g in known) ** 0.5
     entries = tuple(_entry(name, expected, ours[1].get(name), scale) for name, expected in plain[1].items())
     return GradientReport(ours[0], plain[0], entries)
 
