@@ -18,7 +18,7 @@ def _minimum(model: torch.nn.Module, length: int) -> int:
 @pytest.mark.parametrize("share", [1.0, 1.3, 3.0])
 @pytest.mark.parametrize("family", list(fidelity.FAMILIES))
 def test_predicted_is_measured_to_the_byte(family: str, share: float) -> None:
-    """Given a budget between the minimum and plenty, when a step runs, then the tracked peak is the plan's and within the budget."""
+    """Given a budget from the minimum up, when a step runs, then the tracked peak is the plan's and within the budget."""
     model = fidelity.FAMILIES[family]()
     budget = int(_minimum(model, 96) * share)
     view = adjcomp.compile(model, mem_budget=budget)
@@ -29,7 +29,7 @@ def test_predicted_is_measured_to_the_byte(family: str, share: float) -> None:
 
 
 def test_a_longer_sequence_costs_borders_and_inputs_only() -> None:
-    """Given a fixed chunk, when the sequence is four times as long, then the minimum grows by borders and inputs, not by activations."""
+    """Given a fixed chunk, when the sequence is four times as long, then the minimum grows by borders and inputs only."""
     model = fidelity.mamba()
     plans = [adjcomp.plan(model, None, seq_len=length, chunk=64) for length in (4096, 16384)]
     minima = []
@@ -60,7 +60,7 @@ def test_optimizer_state_counts_before_it_exists() -> None:
 
 
 def test_a_saved_plan_runs_and_one_for_another_model_is_refused() -> None:
-    """Given a plan saved as JSON, when it is given to compile, then it is the plan that runs; another model's is refused by name."""
+    """Given a plan saved as JSON, when it is given to compile, then that plan runs; another model's is refused by name."""
     model, ids = fidelity.mamba(), fidelity.tokens(1, 64)
     plan = adjcomp.compile(model, chunk=16).plan_for(batch_size=1, seq_len=64)
     saved = adjcomp.Plan.from_json(plan.to_json())

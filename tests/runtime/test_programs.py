@@ -22,7 +22,7 @@ def captured(request: pytest.FixtureRequest) -> Captured:
 
 @pytest.mark.parametrize("policy", list(KeepPolicy))
 def test_every_slot_is_freed_once_and_never_read_after(captured: Captured, policy: KeepPolicy) -> None:
-    """Given the programs of every tile, when their instructions are replayed, then no slot is read before it exists or after it is freed."""
+    """Given every tile's programs, when they are replayed, then no slot is read before it exists or after it is freed."""
     for template, joint in zip(captured.stack.templates, captured.joints, strict=True):
         assert joint is not None
         programs = tile_programs(template, split(joint, policy), 24)
