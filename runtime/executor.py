@@ -92,7 +92,7 @@ class Step:
         for value in action.frees:
             self.tiles.values.pop(value, None)
         if self.guard is not None:
-            self.guard.check(self.tracker.live_bytes)
+            self.guard.check()
 
     def _reverse(self) -> Backward:
         if self.reverse is None:

@@ -34,14 +34,16 @@ def _resident_bytes() -> int:
 
 
 class ResidentGuard:
-    """Watches one step: `check(live)` trims when resident memory grew by more than live bytes did, plus a slack."""
+    """Watches one step: `check` trims when what the process has grown by passes the budget and a slack."""
 
     def __init__(self, budget_bytes: int, live_bytes: int) -> None:
         self.trim = _trim()
-        self.slack = SLACK_BYTES + int(SLACK_SHARE * budget_bytes)
-        self.base = _resident_bytes() - live_bytes if self.trim is not None else 0
+        self.limit = 0
+        if self.trim is not None:
+            slack = SLACK_BYTES + int(SLACK_SHARE * budget_bytes)
+            self.limit = _resident_bytes() - live_bytes + budget_bytes + slack
 
-    def check(self, live_bytes: int) -> None:
+    def check(self) -> None:
         """Called between actions."""
-        if self.trim is not None and _resident_bytes() - self.base > live_bytes + self.slack:
+        if self.trim is not None and _resident_bytes() > self.limit:
             self.trim(0)
