@@ -50,7 +50,8 @@ class Bridge(torch.autograd.Function):
         ctx.call = call
         assert call.step is not None
         outputs = call.step.forward()
-        results = (*outputs.sums, *outputs.outs, *outputs.finals)
+        # Tensors of their own: what the step holds must not point back to this call, or a dropped result would wait for the collector.
+        results = tuple(t.detach() for t in (*outputs.sums, *outputs.outs, *outputs.finals))
         ctx.counts = (len(outputs.sums), len(outputs.outs))
         ctx.leaf_dtypes = [leaf.dtype for leaf in leaves]
         ctx.mark_non_differentiable(*(t for t in results if not (t.is_floating_point() or t.is_complex())))

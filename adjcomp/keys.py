@@ -43,8 +43,8 @@ def _plain_attributes(attributes: Mapping[str, Any]) -> tuple[Any, ...]:
             found.append((name, value))
         elif isinstance(value, torch.Tensor):
             found.append((name, id(value), value.requires_grad))
-        elif name.endswith("_hooks"):
-            found.append((name, tuple(getattr(hook, "__name__", "") for hook in (value or {}).values())))
+        elif name.endswith("_hooks") and isinstance(value, Mapping):
+            found.append((name, tuple(getattr(hook, "__name__", "") for hook in value.values())))
         elif name == "config":
             found.append((name, tuple((k, v) for k, v in sorted(vars(value).items()) if isinstance(v, _PLAIN))))
         elif isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value):

@@ -140,7 +140,7 @@ class _Tracer:
         assert self.spec is not None
         return TracedModel(
             graph=graph,
-            time=self.fakes.time.node.expr,
+            time=self.fakes.time.node.expr,  # type: ignore[attr-defined]
             parameter_names=tuple(self.parameters),
             buffer_names=tuple(self.buffers),
             inputs=self.call.inputs,

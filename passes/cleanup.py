@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjcomp.errors import CaptureError
 from adjcomp.passes.emitting import Emitter, fake_result
 from adjcomp.passes.layouts import weights_on_the_right
 from adjcomp.passes.losses import fuse_cross_entropy
@@ -49,12 +50,28 @@ def refresh(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not _has_values(node):
             continue
+        if node.target in _PRODUCTS:
+            _check_product(node)
         if node.target is aten.view.default and not _can_view(node):
             with graph.inserting_before(node):
                 dense = graph.call_function(aten.clone.default, (node.args[0],), {"memory_format": torch.contiguous_format})
             _copy_meta(dense, node, fake_result(dense.target, dense.args, dense.kwargs))
             node.update_arg(0, dense)
-        node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
+        try:
+            node.meta["val"] = fake_result(node.target, node.args, node.kwargs)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CaptureError(f"{node.meta.get('where', 'the root module')}: {node.target}: {reason}") from error
+
+
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+
+
+def _check_product(node: fx.Node) -> None:
+    """Fake tensors multiply across dtypes, real ones don't: an integer input where floats are needed is found here."""
+    left, right = (a.meta["val"].dtype for a in node.args[_PRODUCTS[node.target] :][:2])  # type: ignore[union-attr, index]
+    if left is not right:
+        raise CaptureError(f"{node.meta.get('where', 'the root module')}: a matrix product of dtypes {left} and {right}")
 
 
 def _has_values(node: fx.Node) -> bool:

@@ -75,7 +75,7 @@ def is_final_state(node: fx.Node) -> bool:
     """Whether a node reads the outgoing state of a recurrence."""
     source = node.args[0] if node.args else None
     spec = CARRIED_OPS.get(source.target) if isinstance(source, fx.Node) else None
-    return spec is not None and len(node.args) > 1 and node.args[1] == spec.state_output
+    return spec is not None and len(node.args) > 1 and bool(node.args[1] == spec.state_output)
 
 
 def is_loss_share(node: fx.Node) -> bool:
@@ -137,10 +137,24 @@ def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], main: set[fx.No
             raise CaptureError(f"{where(node)}: {node.target} is not causal in time: {times[node].why}")
         follows = any(a in late for a in node.all_input_nodes)
         if follows and (node.target in CARRIED_OPS):
-            raise CaptureError(f"{where(node)}: {node.target} runs after the sequence was reduced or sliced along time")
+            origin = _origin(node, late, times)
+            raise CaptureError(
+                f"{where(origin)}: {origin.target}: {times[origin].why}, and {node.target} ({where(node)}) after it runs chunk by chunk"
+            )
         if mixes or follows or is_final_state(node) or is_loss_share(node):
             late.add(node)
     return late
+
+
+def _origin(node: fx.Node, late: set[fx.Node], times: dict[fx.Node, NodeTime]) -> fx.Node:
+    """The op that mixes time among what leads to `node`."""
+    found = node
+    while times[found].locality is not Locality.GLOBAL or not times[found].why:
+        before = next((a for a in found.all_input_nodes if a in late), None)
+        if before is None:
+            break
+        found = before
+    return found
 
 
 def _activation_flow(graph: fx.Graph, activations: set[fx.Node]) -> nx.DiGraph:

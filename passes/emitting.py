@@ -57,7 +57,7 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     values = fx.map_arg((args, kwargs), lambda a: a.meta["val"])
     found: list[Any] = []
     fx.map_arg((args, kwargs), lambda a: found.append(a.meta["val"]))
-    mode = next((v.fake_mode for v in found if isinstance(v, torch.Tensor)), None)
+    mode = next((v.fake_mode for v in found if isinstance(v, torch.Tensor)), None)  # type: ignore[attr-defined]
     if mode is None:
         return target(*values[0], **values[1])
     with mode, enable_python_dispatcher(), torch.no_grad():

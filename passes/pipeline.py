@@ -47,12 +47,13 @@ def run_capture(
         note(name, result, time.perf_counter() - started)
         started = time.perf_counter()
 
-    traced = capture(model, args, kwargs)
-    done("capture", traced.graph.graph)
-    stack = shard(traced, trainable(model, traced, args, kwargs))
-    done("timeshard", stack)
-    joints = tuple(differentiate(template) for template in stack.templates)
-    done("differentiate", joints)
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # not those of a checkpoint around the call
+        traced = capture(model, args, kwargs)
+        done("capture", traced.graph.graph)
+        stack = shard(traced, trainable(model, traced, args, kwargs))
+        done("timeshard", stack)
+        joints = tuple(differentiate(template) for template in stack.templates)
+        done("differentiate", joints)
     return Captured(traced, stack, joints)
 
 
@@ -63,6 +64,10 @@ def trainable(model: torch.nn.Module, traced: TracedModel, args: tuple[Any, ...]
     tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     paths = [entry.path for entry, tensor in zip(traced.inputs, tensors, strict=True) if tensor.requires_grad]
     return Trainable(frozenset(n for n, p in model.named_parameters() if p.requires_grad), frozenset(paths))
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _observe(name: str, result: object, seconds: float) -> None:

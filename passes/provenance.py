@@ -92,7 +92,9 @@ class Provenance:
             finally:
                 provenance.stack.pop()
 
-        def refuse_apply(function: type, *given: Any, **_kwargs: Any) -> Any:
+        def refuse_apply(function: type, *given: Any, **options: Any) -> Any:
+            if function.__name__.startswith("GeneratedBackwardFor_"):  # of a torch.library op, which is one node of the trace
+                return apply.__func__(function, *given, **options)
             if function is CheckpointFunction:  # recomputation is what the plan decides
                 return given[0](*given[2:])
             raise CaptureError(

@@ -18,7 +18,7 @@ def template_key(graph: fx.Graph, inputs: Iterable[TileInput], outputs: Iterable
         f"outputs {[(o.kind.value, o.differentiable) for o in outputs]}",
     ]
     for node in graph.nodes:
-        args = fx.map_arg((node.args, node.kwargs), lambda a: _Numbered(number[a]))
+        args = fx.map_arg((node.args, node.kwargs), lambda a: _Numbered(number[a]))  # type: ignore[return-value]
         target = node.op if node.op == "placeholder" else str(node.target)
         lines.append(f"{target} {args} {_describe(node.meta.get('val'))} {bool(node.meta.get('no_grad'))}")
     return "\n".join(lines)

@@ -89,11 +89,11 @@ def _finish(whole: Whole, tile: Tile, stream_wanted: bool) -> tuple[Template, bo
     _reorder(built.graph, order)
     counts: dict[OutputKind, int] = {}
     outputs, nodes = [], []
-    for kind in OutputKind:
+    for wanted_kind in OutputKind:
         for result_kind, node in built.results:
-            if result_kind is kind:
-                outputs.append(TileOutput(kind, counts.get(kind, 0), needs and _is_continuous(node)))
-                counts[kind] = counts.get(kind, 0) + 1
+            if result_kind is wanted_kind:
+                outputs.append(TileOutput(wanted_kind, counts.get(wanted_kind, 0), needs and _is_continuous(node)))
+                counts[wanted_kind] = counts.get(wanted_kind, 0) + 1
                 nodes.append(node)
     built.graph.output(tuple(nodes))
     built.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))

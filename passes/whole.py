@@ -79,7 +79,11 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     names = (*traced.parameter_names, *traced.buffer_names)
     paths = tuple(i.path for i in traced.inputs)
     functional = functionalize(
-        traced.graph.graph, (*names, *paths), frozenset(traced.parameter_names), trainable.parameters | trainable.inputs
+        traced.graph.graph,
+        names=(*names, *paths),
+        parameters=frozenset(traced.parameter_names),
+        wanted=trainable.parameters | trainable.inputs,
+        reassigned=traced.reassigned,
     )
     graph = clean(functional.graph, traced.time)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
