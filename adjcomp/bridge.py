@@ -50,7 +50,7 @@ class Bridge(torch.autograd.Function):
         ctx.call = call
         assert call.step is not None
         outputs = call.step.forward()
-        # Tensors of their own: what the step holds must not point back to this call, or a dropped result would wait for the collector.
+        # Tensors of their own: what the step holds must not point back to this call, or a dropped result waits for the collector.
         results = tuple(t.detach() for t in (*outputs.sums, *outputs.outs, *outputs.finals))
         ctx.counts = (len(outputs.sums), len(outputs.outs))
         ctx.leaf_dtypes = [leaf.dtype for leaf in leaves]

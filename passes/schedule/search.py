@@ -101,7 +101,10 @@ def build_plan(costs: StackCosts, actions: tuple[Action, ...], budget_bytes: int
 
 def _has_solver() -> bool:
     """Whether OR-Tools can be imported."""
-    return importlib.util.find_spec("ortools") is not None
+    try:
+        return importlib.util.find_spec("ortools") is not None
+    except ImportError:  # an import hook that forbids it
+        return False
 
 
 def _instances(

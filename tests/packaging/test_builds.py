@@ -33,7 +33,7 @@ def test_the_wheel_installs_adjcomp_alone(wheel: Path) -> None:
 def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None:
     expected = {"adjcomp/py.typed"}
     for folder, prefix in (("adjcomp", ""), ("passes", "adjcomp/"), ("runtime", "adjcomp/")):
-        for pattern in ("*.py", "*.cpp", "*.h"):
+        for pattern in ("*.py", "*.cpp", "*.h", "*.json"):
             expected |= {prefix + file.relative_to(ROOT).as_posix() for file in source_files(folder, pattern)}
     assert set(installed_files(wheel)) == expected
 
