@@ -139,7 +139,8 @@ def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], main: set[fx.No
         if follows and (node.target in CARRIED_OPS):
             origin = _origin(node, late, times)
             raise CaptureError(
-                f"{where(origin)}: {origin.target}: {times[origin].why}, and {node.target} ({where(node)}) after it runs chunk by chunk"
+                f"{where(origin)}: {origin.target}: {times[origin].why}, and {node.target} ({where(node)}) after it "
+                "runs chunk by chunk"
             )
         if mixes or follows or is_final_state(node) or is_loss_share(node):
             late.add(node)
