@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from adjcomp.ir.actions import Action, Publish
+from adjcomp.ir.actions import Action, Publish, own_fields
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.transfers import Receive, Send
 from adjcomp.ir.values import Value
@@ -46,14 +46,14 @@ def drop_after_last_use(
 def dropping(action: Action, frees: tuple[Value, ...]) -> Action:
     """`action` with other `frees`."""
     kind = type(action)
-    own = [getattr(action, name) for name in kind.__match_args__]
+    own = [getattr(action, name) for name in own_fields(kind)]
     return kind(*own, device=action.device, stream=action.stream, frees=frees)
 
 
 def moved(action: Action, chunk: int, shift: int) -> Action:
     """An action on a tile, for `chunk` instead of `chunk` - `shift`."""
     kind = type(action)
-    own = [chunk if name == "chunk" else getattr(action, name) for name in kind.__match_args__]
+    own = [chunk if name == "chunk" else getattr(action, name) for name in own_fields(kind)]
     frees = tuple([Value(what, layer, c + shift) for what, layer, c in action.frees])
     return kind(*own, device=action.device, stream=action.stream, frees=frees)
 
@@ -69,10 +69,10 @@ class _Uses:
     def of(self, action: Action) -> tuple[Sequence[Value], Sequence[Value]]:
         """Reads and writes of `action`."""
         kind = type(action)
-        if kind is Send or kind is Receive or kind is Publish or "chunk" not in kind.__match_args__:
+        if kind is Send or kind is Receive or kind is Publish or "chunk" not in own_fields(kind):
             return action.reads(self.costs), action.writes(self.costs)
         chunk: int = action.chunk  # type: ignore[attr-defined]
-        key = (kind, chunk == self.last, *[getattr(action, name) for name in kind.__match_args__ if name != "chunk"])
+        key = (kind, chunk == self.last, *[getattr(action, name) for name in own_fields(kind) if name != "chunk"])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (action.reads(self.costs), action.writes(self.costs), chunk)

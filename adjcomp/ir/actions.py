@@ -229,3 +229,9 @@ def _vjp_writes(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     tile = costs.tile(layer, chunk)
     made: tuple[Value, ...] = (cotangent(layer - 1, chunk),) if tile.passes_cotangent and layer > 0 else ()
     return (*made, adjoint(layer, chunk - 1)) if has_adjoint(tile) else made
+
+
+def own_fields(kind: type[Action]) -> tuple[str, ...]:
+    """Names of the fields that a kind of action has beside those of every action, in the order of its constructor."""
+    names: tuple[str, ...] = kind.__dict__["__match_args__"]
+    return names

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from adjcomp.errors import VerifyError
-from adjcomp.ir.actions import Action
+from adjcomp.ir.actions import Action, own_fields
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.replay import BrokenRule, Replay
 
@@ -48,7 +48,7 @@ def neighbourhood(plan: Plan, index: int) -> str:
 
 def describe(action: Action) -> str:
     """One action as a line of text: `Forward(layer=3, chunk=0, keep=True) frees x[2,0]`."""
-    own = ", ".join(f"{name}={getattr(action, name)}" for name in type(action).__match_args__)
+    own = ", ".join(f"{name}={getattr(action, name)}" for name in own_fields(type(action)))
     place = f" on device {action.device}" if action.device else ""
     frees = f" frees {' '.join(str(value) for value in action.frees)}" if action.frees else ""
     return f"{type(action).__name__}({own}){place}{frees}"
