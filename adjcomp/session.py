@@ -73,18 +73,23 @@ class Session:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in tensors)
 
     def captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors) -> Captured:
-        """The capture for this call, from the cache where the key is equal."""
-        key = capture_key(self.model, call)
+        """The capture for this call, from the cache where the key is equal; a length at which the model branches otherwise has its own."""
+        general = (capture_key(self.model, call), None)
+        self._capture(general, args, kwargs)
+        regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]
+        key = regimes[0] if regimes else (general[0], max(2, call.seq_len))
+        self._capture(key, args, kwargs)
+        _check_guards(self.captures[key], call.seq_len)
+        return self.captures[key]
+
+    def _capture(self, key: tuple[Any, int | None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if key not in self.captures:
             _check_devices(self.model)
             with progress(f"capturing {type(self.model).__name__}"):
-                self.captures[key] = run_capture(self.model, args, kwargs)
+                self.captures[key] = run_capture(self.model, args, kwargs, hint=key[1])
             if len(self.captures) > CAPTURES_KEPT:
                 self.captures.popitem(last=False)
-        found = self.captures[key]
         self.captures.move_to_end(key)
-        _check_guards(found, call.seq_len)
-        return found
 
     def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call's shape; nothing is run."""

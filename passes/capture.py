@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
@@ -63,8 +64,10 @@ class OutputLeaf:
     value: object = None
 
 
-def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedModel:
+def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], hint: int | None = None) -> TracedModel:
     """Trace `model(*args, **kwargs)`; neither the model nor any tensor is touched, also when this fails.
+
+    hint: the length, at least 2, at which branches on the length are decided.
 
     Raises CaptureError (a ValueError) naming the module, the op and the source line of what cannot be captured.
     """
@@ -72,11 +75,11 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     call = describe_call(args, kwargs)
     with _CAPTURE_LOCK, kernels_as_ops():
         try:
-            return _Tracer(model, call).run()
+            return _Tracer(model, call, hint or TIME_HINT).run()
         except CaptureError:
             if not call.doubtful():
                 raise
-            return _Tracer(model, call.without_doubtful_times()).run()
+            return _Tracer(model, call.without_doubtful_times(), hint or TIME_HINT).run()
 
 
 class _TimeShapes(ShapeEnv):
@@ -97,11 +100,11 @@ class _TimeShapes(ShapeEnv):
 class _Fakes:
     """Fake tensors over one time symbol."""
 
-    def __init__(self, provenance: Provenance) -> None:
+    def __init__(self, provenance: Provenance, hint: int) -> None:
         self.env = _TimeShapes(provenance)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         seed = self.mode.from_tensor(
-            torch.empty(TIME_HINT, device="meta"),
+            torch.empty(hint, device="meta"),
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
         )
         self.time = seed.shape[0]
@@ -120,11 +123,11 @@ class _Fakes:
 class _Tracer:
     """One capture in progress."""
 
-    def __init__(self, model: torch.nn.Module, call: CallTensors) -> None:
+    def __init__(self, model: torch.nn.Module, call: CallTensors, hint: int) -> None:
         self.model = model
         self.call = call
         self.provenance = Provenance(model)
-        self.fakes = _Fakes(self.provenance)
+        self.fakes = _Fakes(self.provenance, hint)
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         self.leaves: list[Any] = []
@@ -173,7 +176,8 @@ class _Tracer:
 
     def _traced(self, inputs: list[torch.Tensor]) -> fx.GraphModule:
         try:
-            with self.fakes.mode, enable_python_dispatcher(), torch.enable_grad():
+            # Oblivious: a size such as T - 1 is no reason to branch on its being one.
+            with fx_config.patch(backed_size_oblivious=True), self.fakes.mode, enable_python_dispatcher(), torch.enable_grad():
                 return make_fx(self.forward, _allow_non_fake_inputs=True)(*inputs)
         except CaptureError:
             raise

@@ -30,15 +30,27 @@ class Captured:
     stack: ResidualStack
     joints: tuple[JointGraph | None, ...]
 
+    def holds_at(self, seq_len: int) -> bool:
+        """Whether the model takes the captured branches at this length."""
+        return all(bool(guard.xreplace({self.traced.time: seq_len})) for guard in self.traced.guards)
+
     def splits(self, policy: KeepPolicy) -> tuple[Split | None, ...]:
         """Each joint graph cut by a policy."""
         return tuple(None if joint is None else split(joint, policy) for joint in self.joints)
 
 
 def run_capture(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], observe: Observer | None = None
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    observe: Observer | None = None,
+    *,
+    hint: int | None = None,
 ) -> Captured:
-    """Capture a call of a model. Raises CaptureError; the model is left as it was."""
+    """Capture a call of a model. Raises CaptureError; the model is left as it was.
+
+    hint: the length at which branches on the length are decided; None for a long one.
+    """
     note = observe or _observe
     started = time.perf_counter()
 
@@ -48,7 +60,7 @@ def run_capture(
         started = time.perf_counter()
 
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # not those of a checkpoint around the call
-        traced = capture(model, args, kwargs)
+        traced = capture(model, args, kwargs, hint)
         done("capture", traced.graph.graph)
         stack = shard(traced, trainable(model, traced, args, kwargs))
         done("timeshard", stack)

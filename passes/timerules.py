@@ -128,6 +128,20 @@ def _layer_norm(context: TimeContext, node: fx.Node) -> Layouts:
     return (layout,) * (1 if isinstance(value, torch.Tensor) else len(value))
 
 
+def _log_sigmoid(context: TimeContext, node: fx.Node) -> Layouts:
+    """Its second output is a buffer of the same shape, or an empty one, by device."""
+    layout = context.layout(node.args[0])
+    return (layout, layout if value_of(node)[1].ndim == value_of(node)[0].ndim else None)
+
+
+def _group_norm(context: TimeContext, node: fx.Node) -> Layouts:
+    """Every row is normalised by itself, over its channels and all that follows them."""
+    layout = context.layout(node.args[0])
+    if layout is not None and layout.dim > 0:
+        raise NotLocalError("it normalises over time")
+    return (layout, layout, layout)
+
+
 def _convolution(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     """Time among the rows is fine; a convolution along time that only looks back has been rewritten before."""
     if context.layout(node.args[1]) is not None:
@@ -184,6 +198,11 @@ def _packets(rule: Rule, *names: str) -> dict[Any, Rule]:
 
 
 RULES: dict[Any, Rule] = {
+    **_packets(
+        pointwise_rule, "complex", "polar", "hardswish", "_prelu_kernel", "masked_fill", "rsub", "floor_divide", "isclose"
+    ),
+    **_packets(_log_sigmoid, "log_sigmoid_forward"),
+    **_packets(_group_norm, "native_group_norm"),
     **_packets(_like_first, "clone", "detach", "alias", "lift_fresh_copy", "bernoulli"),
     **_packets(_like_first, "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "_to_copy"),
     **_packets(_like_first, "_conj", "_neg_view", "resolve_conj", "resolve_neg", "fill"),

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import adjcomp
 
-MIXERS = ("diagonal", "selective", "ssd", "complex", "conv", "shift", "cumsum", "delta", "none")
+MIXERS = ("diagonal", "selective", "ssd", "complex", "conv", "shift", "cumsum", "delta")
 NORMS = ("layer", "rms", "none")
 
 
@@ -55,10 +55,6 @@ class CallSpec:
 
 
 VOCAB = 11
-
-
-def _mixer(kind: str, width: int) -> Callable[[Tensor], Tensor] | nn.Module:
-    return nn.Identity() if kind == "none" else Mixer(kind, width)
 
 
 class Mixer(nn.Module):
@@ -126,7 +122,7 @@ class GeneratedBlock(nn.Module):
         super().__init__()
         self.spec = spec
         self.norm = {"layer": nn.LayerNorm(width), "rms": RMS(), "none": nn.Identity()}[spec.norm]
-        self.mixer = _mixer(spec.mixer, width)
+        self.mixer = Mixer(spec.mixer, width)
         self.gate = nn.Linear(width, width) if spec.gate else None
         self.mlp = (
             nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(inplace=spec.in_place), nn.Linear(2 * width, width))
@@ -204,7 +200,7 @@ def blocks(*, dropout: bool = False) -> st.SearchStrategy[BlockSpec]:
     flags = st.booleans()
     return st.builds(
         BlockSpec,
-        st.sampled_from(MIXERS[:-1]),
+        st.sampled_from(MIXERS),
         st.sampled_from(NORMS),
         gate=flags,
         mlp=flags,
