@@ -60,6 +60,7 @@ class Step:
     @torch.no_grad()
     def backward(self, given: Cotangents) -> StepGradients:
         """Run the rest with the cotangents of sums, outs and final states."""
+        self.tiles.tracker.track_all(given.outs)  # autograd made them, and they live as long as this runs
         reverse = self.reverse = Backward(self.tiles, self.outputs, given)
         for action in self.executable.plan.actions[self.turn :]:
             self._run(action)
