@@ -73,7 +73,10 @@ class Session:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in tensors)
 
     def captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors) -> Captured:
-        """The capture for this call, from the cache where the key is equal; a length at which the model branches otherwise has its own."""
+        """The capture for this call, from the cache where the key is equal.
+
+        A length at which the model branches otherwise has its own.
+        """
         general = (capture_key(self.model, call), None)
         self._capture(general, args, kwargs)
         regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]

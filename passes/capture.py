@@ -165,9 +165,8 @@ class _Tracer:
         with substituted(self.model, {id(t): stand_in for t, stand_in in zip(state, flat, strict=False)}):
             before = {id(m): dict(vars(m)) for m in self.model.modules()}
             with self.provenance.observed():
-                result = self.model.forward(
-                    *args, **kwargs
-                )  # not the call itself: hooks of the root module run around a compiled call
+                # Not the call itself: hooks of the root module run around a compiled call.
+                result = self.model.forward(*args, **kwargs)
             check_attributes(self.model, before)
             changed = reassigned_buffers(self.model, given)
         self.leaves, self.spec = _flatten_output(result)
@@ -177,7 +176,8 @@ class _Tracer:
     def _traced(self, inputs: list[torch.Tensor]) -> fx.GraphModule:
         try:
             # Oblivious: a size such as T - 1 is no reason to branch on its being one.
-            with fx_config.patch(backed_size_oblivious=True), self.fakes.mode, enable_python_dispatcher(), torch.enable_grad():
+            oblivious = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+            with oblivious, self.fakes.mode, enable_python_dispatcher(), torch.enable_grad():
                 return make_fx(self.forward, _allow_non_fake_inputs=True)(*inputs)
         except CaptureError:
             raise
