@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from adjcomp.ir.stack import InputKind, ResidualStack
+from adjcomp.ir.costs import Tie
+from adjcomp.ir.stack import InputKind, Layer, ResidualStack
 from adjcomp.passes.cost import Outside
 from adjcomp.passes.joint import Split
 from adjcomp.runtime.memory import distinct_bytes
@@ -72,9 +73,9 @@ def input_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: Held, side_bytes: int, seq_len: int) -> Outside:
     """Bytes beside the tiles: resident during the whole step, and from the Turn on."""
     splits = tuple(splits)
-    wanted = _wanted_parameters(stack, splits)
-    gradients = {n: _numel(held.parameters[n]) * accumulation_dtype(held.parameters[n].dtype).itemsize for n in wanted}
-    outs = [_out_bytes(o.shape, seq_len, o.axis.outer * o.axis.inner, o.dtype) for o in stack.outs]
+    wanted = wanted_parameters(stack, splits)
+    gradients = {n: gradient_bytes(held.parameters[n]) for n in wanted}
+    outs = [out_bytes(o.shape, seq_len, o.axis.outer * o.axis.inner, o.dtype) for o in stack.outs]
     sums = [torch.Size(s.shape).numel() * s.dtype.itemsize for s in stack.sums]
     resident = {**held.resident_bytes(), "outputs": sum(outs) + sum(sums)}
     resident["inputs"] += side_bytes
@@ -82,26 +83,45 @@ def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: He
         resident_bytes=resident,
         turn_bytes={"gradients": sum(gradients.values()), "output cotangents": sum(outs)},
         publish_bytes=_publish_bytes(stack, held, wanted),
+        ties=_ties(stack, splits, gradients),
     )
 
 
-def _numel(tensor: torch.Tensor) -> int:
-    return tensor.numel()
+def _ties(stack: ResidualStack, splits: tuple[Split | None, ...], gradients: Mapping[str, int]) -> tuple[Tie, ...]:
+    """Trained parameters that several layers share, by the set of those layers."""
+    users: dict[str, dict[int, None]] = {}
+    for k, layer in enumerate(stack.layers):
+        for name in _layer_wanted(stack, splits, layer):
+            users.setdefault(name, {})[k] = None
+    sizes: dict[tuple[int, ...], int] = {}
+    for name, size in gradients.items():
+        if len(users[name]) > 1:
+            sizes[tuple(users[name])] = sizes.get(tuple(users[name]), 0) + size
+    return tuple(Tie(layers, size) for layers, size in sorted(sizes.items()))
 
 
-def _out_bytes(shape: tuple[int | None, ...], seq_len: int, factor: int, dtype: torch.dtype) -> int:
+def gradient_bytes(parameter: torch.Tensor) -> int:
+    """Bytes of a parameter's gradient accumulator."""
+    return parameter.numel() * accumulation_dtype(parameter.dtype).itemsize
+
+
+def out_bytes(shape: tuple[int | None, ...], seq_len: int, factor: int, dtype: torch.dtype) -> int:
+    """Bytes of a per-token output over the whole sequence."""
     return torch.Size([seq_len * factor if n is None else n for n in shape]).numel() * dtype.itemsize
 
 
-def _wanted_parameters(stack: ResidualStack, splits: tuple[Split | None, ...]) -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for layer in stack.layers:
-        split = splits[layer.template]
-        for i in split.joint.gradients if split is not None else ():
-            entry = stack.templates[layer.template].inputs[i]
-            if entry.kind is InputKind.PARAMETER:
-                names[layer.parameters[entry.index]] = None
-    return tuple(names)
+def wanted_parameters(stack: ResidualStack, splits: tuple[Split | None, ...]) -> tuple[str, ...]:
+    """Names of the parameters that the VJPs make gradients for."""
+    return tuple(dict.fromkeys(name for layer in stack.layers for name in _layer_wanted(stack, splits, layer)))
+
+
+def _layer_wanted(stack: ResidualStack, splits: tuple[Split | None, ...], layer: Layer) -> Iterator[str]:
+    """The same of one layer."""
+    split = splits[layer.template]
+    for i in split.joint.gradients if split is not None else ():
+        entry = stack.templates[layer.template].inputs[i]
+        if entry.kind is InputKind.PARAMETER:
+            yield layer.parameters[entry.index]
 
 
 def _publish_bytes(stack: ResidualStack, held: Held, wanted: tuple[str, ...]) -> tuple[int, ...]:
@@ -119,4 +139,14 @@ def _is_cast(held: Held, wanted: tuple[str, ...], name: str) -> bool:
     return name in wanted and accumulation_dtype(held.parameters[name].dtype) is not held.parameters[name].dtype
 
 
-__all__ = ["Held", "check_budget", "device_bytes", "free_bytes", "input_bytes", "outside_costs"]
+__all__ = [
+    "Held",
+    "check_budget",
+    "device_bytes",
+    "free_bytes",
+    "gradient_bytes",
+    "input_bytes",
+    "out_bytes",
+    "outside_costs",
+    "wanted_parameters",
+]

@@ -14,7 +14,7 @@ from adjcomp.compiled import example_call
 from adjcomp.errors import BudgetError
 from adjcomp.ir.plan import Plan
 from adjcomp.machine import Machine, parse_machine
-from adjcomp.optimizers import optimizer_bytes
+from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
 from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
@@ -96,6 +96,7 @@ def _request(
         candidates=[min(chunk, call.seq_len)] if chunk is not None else candidate_chunks(call.seq_len, machine.devices[0].kind),
         machine=machine,
         options=options or Options(),
+        optimizer=optimizer_bytes_by_name(optimizer, dict(model.named_parameters())),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -30,6 +31,21 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer | str | None, parameters: I
         _held_or_measured(optimizer, group, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad
     )
     return int(held)
+
+
+def optimizer_bytes_by_name(
+    optimizer: torch.optim.Optimizer | str | None, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, int]:
+    """The same by parameter."""
+    if optimizer is None or isinstance(optimizer, str):
+        return {name: optimizer_bytes(optimizer, [parameter]) for name, parameter in parameters.items()}
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found: dict[str, int] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and id(parameter) in names:
+                found[names[id(parameter)]] = math.ceil(_held_or_measured(optimizer, group, parameter))
+    return found
 
 
 def live_bytes(optimizer: torch.optim.Optimizer | str | None) -> int:

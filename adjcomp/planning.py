@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -20,6 +20,7 @@ from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import solve
+from adjcomp.residents import layer_residency
 
 CALIBRATE_FROM_SECONDS = 0.5  # shorter steps are planned by the analytic model: timing tiles would take longer than it could win
 
@@ -99,17 +100,18 @@ class OfflineRequest:
     candidates: Sequence[int]
     machine: Machine
     options: Options
+    optimizer: Mapping[str, int]  # bytes of optimizer state by parameter
 
 
 def plan_on_machine(request: OfflineRequest) -> Plan:
-    """The plan of a request; tiles keep their lean form unless everything fits in full."""
+    """The plan of a request; tiles keep their lean form or everything that their VJP reads, whichever is faster."""
+    models = {policy: _offline_model(request, policy) for policy in KeepPolicy}
+    if len(request.machine.devices) > 1:
+        return _plan_on_devices(request, models)
     device = request.machine.devices[0]
-    splits = {policy: request.captured.splits(policy) for policy in KeepPolicy}
     best: Plan | None = None
     for policy in (KeepPolicy.FULL, KeepPolicy.LEAN):
-        outside = outside_costs(request.captured.stack, splits[policy], request.held, request.side_bytes, request.seq_len)
-        model = CostModel(request.captured.stack, splits[policy], request.seq_len, outside, device_rates(device), policy)
-        solved = _solve_offline(request, model, device.name, required=policy is KeepPolicy.LEAN and best is None)
+        solved = _solve_offline(request, models[policy], device.name, required=policy is KeepPolicy.LEAN and best is None)
         if best is None:
             best = solved
         elif solved is not None:
@@ -118,6 +120,33 @@ def plan_on_machine(request: OfflineRequest) -> Plan:
             break
     assert best is not None
     return best
+
+
+def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:
+    """The costs of tiles that keep what `policy` says, on the machine's first device."""
+    splits = request.captured.splits(policy)
+    outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
+    rates = device_rates(request.machine.devices[0])
+    return CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy)
+
+
+def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostModel]) -> Plan:
+    """The plan of a request on several devices."""
+    from adjcomp.passes.place import solve_machine
+
+    stack, held, optimizer = request.captured.stack, request.held, request.optimizer
+    forms = [
+        (model, layer_residency(stack, model.splits, held, optimizer, request.side_bytes, request.seq_len))
+        for model in models.values()
+    ]
+    return solve_machine(
+        forms,
+        machine=request.machine,
+        seq_len=request.seq_len,
+        budget_bytes=request.budget_bytes,
+        candidates=request.candidates,
+        options=request.options,
+    )
 
 
 def _solve_offline(request: OfflineRequest, model: CostModel, device: str, *, required: bool) -> Plan | None:

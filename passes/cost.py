@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.program import Program, TilePrograms, Work
 from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template
 from adjcomp.machine import Device
@@ -81,6 +81,7 @@ class Outside:
     resident_bytes: Mapping[str, int]
     turn_bytes: Mapping[str, int]
     publish_bytes: tuple[int, ...]
+    ties: tuple[Tie, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class CostModel:
             turn_bytes=dict(self.outside.turn_bytes),
             publish_bytes=self.outside.publish_bytes,
             keeps=self.policy.value,
+            ties=self.outside.ties,
         )
 
     def _table(self, length: int) -> tuple[TileCost, ...]:

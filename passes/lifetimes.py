@@ -50,6 +50,13 @@ def dropping(action: Action, frees: tuple[Value, ...]) -> Action:
     return kind(*own, device=action.device, stream=action.stream, frees=frees)
 
 
+def on_device(action: Action, device: int) -> Action:
+    """`action` on another device."""
+    kind = type(action)
+    own = [getattr(action, name) for name in own_fields(kind)]
+    return kind(*own, device=device, stream=action.stream, frees=action.frees)
+
+
 def moved(action: Action, chunk: int, shift: int) -> Action:
     """An action on a tile, for `chunk` instead of `chunk` - `shift`."""
     kind = type(action)

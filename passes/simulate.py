@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
 from adjcomp.ir.plan import Share, total
+from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
 
@@ -24,10 +25,13 @@ class Totals:
 
 def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Action]) -> Totals:
     """Peak bytes per device and seconds of `actions` run one after the other."""
-    known = _Known(costs)
+    known = Known(costs)
+    own: list[list[Action]] = [[] for _ in shares]
+    for action in actions:
+        own[action.device].append(action)
     peaks, kinds = {}, {}
-    for device, share in enumerate(shares):
-        peaks[share.name], kinds[share.name] = _device_peak(known, share, [a for a in actions if a.device == device])
+    for share, mine in zip(shares, own, strict=True):
+        peaks[share.name], kinds[share.name] = _device_peak(known, share, mine)
     return Totals(peaks, kinds, math.fsum([known.effect(action).seconds for action in actions]))
 
 
@@ -48,13 +52,15 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.tile(costs.head, chunk).adjoint_workspace_bytes
         case Publish(layer=layer):
             return costs.publish_bytes[layer]
-        case Start() | Turn():
+        case Free() | Send() | Sum() | SumTied():
+            return 0
+        case Start() | Turn() | Receive():
             return sum(value_bytes(costs, value) for value in action.writes(costs))
     raise TypeError(f"no workspace rule for {type(action).__name__}")
 
 
 @dataclass(frozen=True)
-class _Effect:
+class Effect:
     """What one action adds."""
 
     made: tuple[tuple[Kind, int], ...]  # kind and bytes of what it writes
@@ -63,16 +69,16 @@ class _Effect:
     seconds: float
 
 
-class _Known:
+class Known:
     """Effects and sizes that were looked up before: those of inner chunks are all alike."""
 
     def __init__(self, costs: StackCosts) -> None:
         self.costs = costs
         self.last = costs.chunk_count - 1
-        self._effects: dict[tuple[object, ...], _Effect] = {}
+        self._effects: dict[tuple[object, ...], Effect] = {}
         self._sizes: dict[tuple[Kind, int, bool], int] = {}
 
-    def effect(self, action: Action) -> _Effect:
+    def effect(self, action: Action) -> Effect:
         """The effect of `action`."""
         match action:
             case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
@@ -85,7 +91,7 @@ class _Known:
         if found is None:
             made = tuple((value.kind, value_bytes(self.costs, value)) for value in action.writes(self.costs))
             size = sum(size for _, size in made)
-            found = _Effect(made, size, workspace_bytes(self.costs, action), action.seconds(self.costs))
+            found = Effect(made, size, workspace_bytes(self.costs, action), action.seconds(self.costs))
             self._effects[key] = found
         return found
 
@@ -98,7 +104,7 @@ class _Known:
         return found
 
 
-def _device_peak(known: _Known, share: Share, actions: Sequence[Action]) -> tuple[int, dict[str, int]]:
+def _device_peak(known: Known, share: Share, actions: Sequence[Action]) -> tuple[int, dict[str, int]]:
     """Peak bytes of one device and their kinds at the first action that reaches it."""
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
     fixed, held, peak, turned = total(share.resident_bytes), 0, 0, False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cache
 
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.values import Value, adjoint, carry, cotangent, has_adjoint, has_carry, keep, stream
@@ -34,6 +35,13 @@ class Action(ABC):
     @abstractmethod
     def seconds(self, costs: StackCosts) -> float:
         """Predicted seconds."""
+
+
+@cache
+def own_fields(kind: type[Action]) -> tuple[str, ...]:
+    """Names of the fields that this kind of action has besides those of every action: layer, chunk, …"""
+    names: tuple[str, ...] = kind.__match_args__
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,20 @@ class Adjoint(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Free(Action):
+    """Read as: drop values that nothing else drops: what another device has received by now."""
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Publish(Action):
     """Read as: the gradients of layer are complete; hand them to autograd."""
 
@@ -229,9 +251,3 @@ def _vjp_writes(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     tile = costs.tile(layer, chunk)
     made: tuple[Value, ...] = (cotangent(layer - 1, chunk),) if tile.passes_cotangent and layer > 0 else ()
     return (*made, adjoint(layer, chunk - 1)) if has_adjoint(tile) else made
-
-
-def own_fields(kind: type[Action]) -> tuple[str, ...]:
-    """Names of the fields that a kind of action has beside those of every action, in the order of its constructor."""
-    names: tuple[str, ...] = kind.__dict__["__match_args__"]
-    return names

@@ -40,6 +40,14 @@ class TileCost:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """Trained parameters that several layers share, such as an embedding that is the head's matrix too."""
+
+    layers: tuple[int, ...]  # lowest first
+    gradient_bytes: int  # of their accumulators
+
+
+@dataclass(frozen=True)
 class StackCosts:
     """Costs of a whole stack cut into chunks of one length, and what is live outside of the tiles.
 
@@ -57,6 +65,7 @@ class StackCosts:
     turn_bytes: dict[str, int]
     publish_bytes: tuple[int, ...]
     keeps: str = "lean"  # what keep[k,c] holds: "lean" (what is dear to make) or "full" (everything the VJP reads)
+    ties: tuple[Tie, ...] = ()  # parameters that several layers share
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.clock import Clock, WaitError
+from adjcomp.ir.costs import Tie
 from adjcomp.ir.kinds import by_kind
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.rules import Rule, initial_rule, tile_rule, value_size
-from adjcomp.ir.transfers import Receive, Send, Sum
+from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 
 
@@ -33,7 +34,7 @@ class Replay:
         self.turned = [False for _ in devices]
         self.adjoints_left = {k: self.costs.chunk_count for k in range(self.costs.head + 1) if self.costs.tile(k, 0).has_vjp}
         self.holders: dict[int, set[int]] = {}  # layer -> devices with gradients of it
-        self.summing: list[int] = []  # devices whose Sum of the layer at hand has come by
+        self.summing: list[int] = []  # devices whose part of the sum at hand has come by
         self.clock = Clock(plan.wiring, [0.0 for _ in devices]) if plan.wiring is not None else None
         self._rules: dict[tuple[type[Action], int, bool, bool], Rule] = {}
 
@@ -41,8 +42,8 @@ class Replay:
         """Run one action."""
         if not 0 <= action.device < len(self.shares):
             raise BrokenRule(f"there is no device {action.device}")
-        if self.summing and not isinstance(action, Sum):
-            raise BrokenRule(f"the Sums of a layer stand side by side; device {self.summing[-1]} waits for others")
+        if self.summing and not isinstance(action, Sum | SumTied):
+            raise BrokenRule(f"the parts of a sum stand side by side; device {self.summing[-1]} waits for others")
         match action:
             case Start(first=first, last=last):
                 self._start(action.device, first, last)
@@ -63,7 +64,9 @@ class Replay:
                 self._tile(action, layer, chunk, True)
             case HeadVjp(chunk=chunk):
                 self._tile(action, self.costs.head, chunk, True)
-            case Send() | Receive() | Sum():
+            case Free():
+                self._run(action, 0, Rule((), (), (), 0, 0.0))
+            case Send() | Receive() | Sum() | SumTied():
                 try:
                     self._between(action)
                 except WaitError as late:
@@ -74,7 +77,7 @@ class Replay:
     def finish(self) -> None:
         """Check that all work is done and nothing is left."""
         if self.summing:
-            raise BrokenRule("a Sum waits for other devices")
+            raise BrokenRule("a sum waits for other devices")
         for device, started in enumerate(self.started):
             if started and not self.turned[device]:
                 raise BrokenRule(f"the plan never turns to the backward on device {device}")
@@ -123,41 +126,61 @@ class Replay:
             raise BrokenRule(f"layer {layer} has no complete gradients to publish")
         if len(self.holders[layer]) > 1 and ("Sum", layer, 0) not in self.done:
             raise BrokenRule(f"the gradients of layer {layer} are on {len(self.holders[layer])} devices and not added up")
+        for index, tie in enumerate(self.costs.ties):
+            if layer in tie.layers and self._apart(tie) and ("SumTied", index, 0) not in self.done:
+                raise BrokenRule(f"layers {', '.join(map(str, tie.layers))} share parameters on several devices, not added up")
         self._once("Publish", layer, device)
+
+    def _apart(self, tie: Tie) -> bool:
+        """Whether some of the layers that share parameters are on devices that don't have the others."""
+        holders = [self.holders.get(layer, set()) for layer in tie.layers]
+        return any(other != holders[0] for other in holders)
 
     def _once(self, what: str, layer: int, chunk: int) -> None:
         if (what, layer, chunk) in self.done:
             raise BrokenRule(f"{what} of layer {layer}, chunk {chunk} is done a second time")
         self.done.add((what, layer, chunk))
 
-    def _between(self, action: Send | Receive | Sum) -> None:
+    def _between(self, action: Send | Receive | Sum | SumTied) -> None:
         """An action that involves other devices."""
         if self.clock is None:
             raise BrokenRule("a plan for one device has nobody to talk to")
-        other = action.to if isinstance(action, Send) else action.source if isinstance(action, Receive) else action.device
-        if not 0 <= other < len(self.shares) or (other == action.device and not isinstance(action, Sum)):
-            raise BrokenRule(f"there is no other device {other}")
         if action.frees:
             raise BrokenRule("only a computation drops values: a transfer may still be on its way")
-        if isinstance(action, Sum):
-            self._sum(action, self.clock)
-        elif isinstance(action, Send):
-            if action.value not in self.live[action.device]:
-                raise BrokenRule(f"sends {action.value}, which isn't live")
-            self.clock.send(action.device, action.to, action.value, self.live[action.device][action.value])
-        else:
-            kind, layer, chunk = action.value
-            self._run(action, 0, Rule((), ((kind, layer, chunk, value_size(self.costs, kind, layer, chunk)),), (), 0, 0.0))
-            self.clock.receive(action.device, action.source, action.value)
+        match action:
+            case Sum(layer=layer, size=size):
+                self._sum(action.device, "Sum", layer, (layer,), size, self.clock)
+            case SumTied(tie=tie):
+                if not 0 <= tie < len(self.costs.ties):
+                    raise BrokenRule(f"there is no tie {tie}")
+                shared = self.costs.ties[tie]
+                self._sum(action.device, "SumTied", tie, shared.layers, shared.gradient_bytes, self.clock)
+            case Send(value=value, to=to):
+                self._other(action.device, to)
+                if value not in self.live[action.device]:
+                    raise BrokenRule(f"sends {value}, which isn't live")
+                self.clock.send(action.device, to, value, self.live[action.device][value])
+            case Receive(value=value, source=source):
+                self._other(action.device, source)
+                size = value_size(self.costs, *value)
+                self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
+                self.clock.receive(action.device, source, value)
 
-    def _sum(self, action: Sum, clock: Clock) -> None:
-        holders = self.holders.get(action.layer, set())
-        if self.adjoints_left.get(action.layer) != 0 or action.device not in holders or action.device in self.summing:
-            raise BrokenRule(f"layer {action.layer} has no complete gradients to add up here")
-        self.summing.append(action.device)
+    def _other(self, device: int, other: int) -> None:
+        """BrokenRule unless `other` is another device."""
+        if not 0 <= other < len(self.shares) or other == device:
+            raise BrokenRule(f"there is no other device {other}")
+
+    def _sum(self, device: int, what: str, index: int, layers: tuple[int, ...], size: int, clock: Clock) -> None:
+        """One device's part of a sum over all that hold gradients of `layers`."""
+        holders = {holder for layer in layers for holder in self.holders.get(layer, ())}
+        complete = all(self.adjoints_left.get(layer) == 0 for layer in layers)
+        if not complete or device not in holders or device in self.summing:
+            raise BrokenRule(f"layers {', '.join(map(str, layers))} have no complete gradients to add up here")
+        self.summing.append(device)
         if len(self.summing) == len(holders):
-            self._once("Sum", action.layer, 0)
-            clock.meet(tuple(sorted(holders)), action.size)
+            self._once(what, index, 0)
+            clock.meet(tuple(sorted(holders)), size)
             self.summing = []
 
     def _tile(self, action: Action, layer: int, chunk: int, keep: bool) -> None:

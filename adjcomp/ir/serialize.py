@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
-from adjcomp.ir.actions import Action
-from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.actions import Action, own_fields
+from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
 from adjcomp.ir.transfers import ACTIONS
 from adjcomp.ir.values import Value, parse_value
@@ -15,9 +15,7 @@ from adjcomp.ir.values import Value, parse_value
 FORMAT = "adjcomp plan"
 VERSION = 1
 
-_OWN_FIELDS: dict[str, tuple[str, ...]] = {
-    name: tuple(f.name for f in fields(kind) if f.name not in ("device", "stream", "frees")) for name, kind in ACTIONS.items()
-}
+_OWN_FIELDS: dict[str, tuple[str, ...]] = {name: own_fields(kind) for name, kind in ACTIONS.items()}
 
 
 def plan_to_json(plan: Plan) -> str:
@@ -112,4 +110,5 @@ def _wiring(data: dict[str, Any] | None) -> Wiring | None:
 def _costs(data: dict[str, Any]) -> StackCosts:
     """The cost tables of a saved plan."""
     tables = {key: tuple(TileCost(**row) for row in data[key]) for key in ("layers", "last_layers")}
-    return StackCosts(**{**data, **tables, "publish_bytes": tuple(data["publish_bytes"])})
+    ties = tuple(Tie(tuple(tie["layers"]), tie["gradient_bytes"]) for tie in data["ties"])
+    return StackCosts(**{**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties})

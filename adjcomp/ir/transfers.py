@@ -3,8 +3,8 @@
 How they take time: a device runs its actions in the plan's order. A computation starts when the one before it has ended and
 what it reads has arrived. `Send` and `Receive` take no time of their device; they are issued when the computation before them
 has ended. The transfer starts when both sides are issued and the way between the two devices is free. A computation that drops
-a value on its way to another device ends no earlier than that transfer. `Sum` starts when every device that takes part has come
-to it, and ends for all at once.
+a value on its way to another device ends no earlier than that transfer. `Sum` and `SumTied` start when every device that takes
+part has come to them, and end for all at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from adjcomp.ir.actions import (
     Adjoint,
     Advance,
     Forward,
+    Free,
     HeadVjp,
     Loss,
     Publish,
@@ -63,7 +64,10 @@ class Receive(Action):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Action):
-    """Read as: add the gradients of layer over all devices that hold it. Those devices' Sums stand side by side in the plan."""
+    """Read as: add the gradients of layer over all devices that hold it. Those devices' Sums stand side by side in the plan.
+
+    Parameters that lower layers share are added up with the lowest of those.
+    """
 
     layer: int
     size: int  # bytes of the gradients
@@ -78,5 +82,24 @@ class Sum(Action):
         return 0.0
 
 
-_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Publish, Send, Receive, Sum)
+@dataclass(frozen=True, slots=True)
+class SumTied(Action):
+    """Read as: add the gradients of the parameters in `costs.ties[tie]` over the devices that have one of its layers.
+
+    Those devices' SumTieds stand side by side in the plan.
+    """
+
+    tie: int
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish, Send, Receive, Sum, SumTied)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.residency import Item, Residency
 
 
 def regular_tile(name: str, tokens: int, *, width: int = 64, state: int = 1000, keep: int = 12) -> TileCost:
@@ -137,4 +138,19 @@ def random_stack(seed: int, *, layers: int, chunks: int) -> StackCosts:
         resident_bytes={"parameters": rng.randint(0, 40)},
         turn_bytes={"gradients": rng.randint(0, 40)},
         publish_bytes=tuple(rng.randint(0, 3) for _ in range(layers + 2)),
+    )
+
+
+def layered_residency(costs: StackCosts) -> Residency:
+    """The bytes beside the tiles of `costs`, spread evenly over its layers; inputs are everywhere."""
+    size = costs.head + 1
+    return Residency(
+        tuple(
+            (
+                *(Item("inputs", kind, costs.resident_bytes[kind], False) for kind in costs.resident_bytes if kind == "inputs"),
+                *(Item(f"{kind} {k}", kind, b // size, False) for kind, b in costs.resident_bytes.items() if kind != "inputs"),
+                *(Item(f"{kind} {k}", kind, b // size, True) for kind, b in costs.turn_bytes.items()),
+            )
+            for k in range(size)
+        )
     )

@@ -1,0 +1,97 @@
+"""A placement problem at one chunk length: sums over layers, and what each device can hold and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TypeVar
+
+from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.modes import bottom_layer
+from adjcomp.ir.plan import Wiring
+from adjcomp.ir.residency import Residency
+from adjcomp.ir.values import has_adjoint
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One device of the machine."""
+
+    name: str
+    budget_bytes: int
+    speed: float  # how many times as fast as the cost tables say
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Costs at one chunk length, on a machine."""
+
+    costs: StackCosts
+    residency: Residency
+    sites: tuple[Site, ...]
+    wiring: Wiring
+
+    @property
+    def head(self) -> int:
+        """Index of the head."""
+        return self.costs.head
+
+    @cached_property
+    def bottom(self) -> int:
+        """The lowest layer with a VJP."""
+        return bottom_layer(self.costs)
+
+    @cached_property
+    def sums(self) -> LayerSums:
+        """Sums over layers."""
+        return LayerSums(self.costs)
+
+
+class LayerSums:
+    """Prefix sums over layers, so that a range of layers costs a subtraction. Seconds at speed 1, bytes of an inner chunk."""
+
+    def __init__(self, costs: StackCosts) -> None:
+        tiles, last, count = costs.layers, costs.last_layers, costs.chunk_count
+        pairs = list(zip(tiles, last, strict=True))
+        self.forward_all = _prefix([(count - 1) * t.forward_seconds + e.forward_seconds for t, e in pairs])
+        self.adjoint_all = _prefix([(count - 1) * _adjoint(t) + _adjoint(e) for t, e in pairs])
+        self.last_chunk = _prefix([e.forward_seconds + _adjoint(e) for e in last])
+        self.first_chunk = self.last_chunk if count == 1 else _prefix([t.forward_seconds + _adjoint(t) for t in tiles])
+        self.forward = _prefix([t.forward_seconds for t in tiles])
+        self.keep = _prefix([t.keep_seconds if t.has_vjp else t.forward_seconds for t in tiles])
+        self.border_bytes = _prefix([t.carry_bytes for t in tiles])
+        self.adjoint_bytes = _prefix([t.adjoint_bytes if has_adjoint(t) else 0 for t in tiles])
+        self.internals = _prefix([internals(costs, k) for k in range(len(tiles))])
+
+
+def _adjoint(tile: TileCost) -> float:
+    return tile.adjoint_seconds if tile.has_vjp else 0.0
+
+
+def internals(costs: StackCosts, layer: int) -> int:
+    """Bytes that stay with a tile of an inner chunk when its internals are kept: keep, and what the VJP reads besides."""
+    tile = costs.layers[layer]
+    if not tile.has_vjp:
+        return 0
+    below = costs.layers[layer - 1].stream_bytes if layer > 0 and tile.reads_input else 0
+    own = tile.stream_bytes if tile.reads_output and layer < costs.head else 0
+    return tile.keep_bytes + below + own
+
+
+def span(prefix: Sequence[float], first: int, last: int) -> float:
+    """The sum over layers `first` … `last`."""
+    return prefix[last + 1] - prefix[first]
+
+
+def span_bytes(prefix: Sequence[int], first: int, last: int) -> int:
+    """The same, of bytes."""
+    return prefix[last + 1] - prefix[first]
+
+
+def _prefix(values: Sequence[T]) -> list[T]:
+    zero: T = values[0] - values[0]
+    return list(accumulate(values, initial=zero))

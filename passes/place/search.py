@@ -1,0 +1,228 @@
+"""The planner for several devices: chunk length, placement, and what each device keeps.
+
+For each chunk length and placement a model gives the time of the slowest device and a lower bound. The most promising are
+written out, merged and timed action by action; the fastest is the plan. The bound is the smallest over all chunk lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from adjcomp.errors import BudgetError
+from adjcomp.ir.actions import Action
+from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
+from adjcomp.ir.residency import Residency
+from adjcomp.machine import Machine
+from adjcomp.options import Options
+from adjcomp.passes.place.lines import lines_of
+from adjcomp.passes.place.partition import Partition, partition, partition_bound
+from adjcomp.passes.place.problem import Problem, Site
+from adjcomp.passes.place.ranges import Ranges, ranges
+from adjcomp.passes.place.sweep import sweep_actions
+from adjcomp.passes.place.timeline import Timeline
+from adjcomp.passes.place.wave import station_actions
+from adjcomp.passes.simulate import simulate
+from adjcomp.units import format_bytes
+
+TRIES = 3  # plans that are written out and timed, for each placement
+SHRINKS = 6  # times that a plan over its budget is planned again with less
+SPACES = {
+    "layers": "contiguous layers on each device, in the machine's order: a wave over the chunks, in which every stage keeps the "
+    "internals of its last chunks, and of others its internals or inputs while the wave is under way",
+    "time": "contiguous chunks on each device, in the machine's order: every device takes one layer after the other over its "
+    "range, stores the residual chunks after some layers and recomputes the others by the same recursion, and holds no internals",
+}
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A placement at one chunk length, before it is written out."""
+
+    problem: Problem
+    placement: str
+    solution: Partition | Ranges
+    seconds: float  # expected by the model
+
+
+def solve_machine(
+    forms: Sequence[tuple[Callable[[int], StackCosts], Residency]],
+    *,
+    machine: Machine,
+    seq_len: int,
+    budget_bytes: int,
+    candidates: Sequence[int],
+    options: Options,
+) -> Plan:
+    """The fastest plan found for one step on the devices of `machine`.
+
+    Args:
+        forms: the ways to keep internals, each with the cost tables at a chunk length for the machine's first device, and what
+            lives with each layer on a device.
+        machine: the devices in the order of the placement, and their links.
+        seq_len: tokens along time.
+        budget_bytes: most bytes on each device; a smaller device has its own size.
+        candidates: chunk lengths to choose from, tokens.
+        options: `placement` says whether devices share the layers or the time; None tries both.
+
+    Raises:
+        BudgetError: no placement with any of the chunk lengths fits; its `minimum_bytes` does.
+    """
+    placements = ("layers", "time") if options.placement is None else (options.placement,)
+    problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
+    found = [option for problem in problems for placement in placements if (option := _model(problem, placement)) is not None]
+    if not found:
+        raise _budget_error(problems, placements, budget_bytes)
+    best: Plan | None = None
+    for placement in placements:
+        for option in sorted((o for o in found if o.placement == placement), key=lambda o: o.seconds)[:TRIES]:
+            if best is None or option.seconds < best.seconds:
+                plan = _written(option)
+                best = plan if best is None or plan.seconds < best.seconds else best
+    assert best is not None
+    bound = min(_bound(problem, placement, found) for problem in problems for placement in placements)
+    return _certified(best, bound, placements, tuple(sorted({p.costs.chunk for p in problems})), options)
+
+
+def relative_speeds(machine: Machine) -> tuple[float, ...]:
+    """How many times as fast as the first device each device computes."""
+    rates = [device.peak_flops * device.flops_efficiency for device in machine.devices]
+    return tuple(rate / rates[0] for rate in rates)
+
+
+def wiring_of(machine: Machine) -> Wiring:
+    """The links of `machine` as a plan has them."""
+    nodes = sorted(machine.node_links)
+    place = {node: index for index, node in enumerate(nodes)}
+    links = tuple((machine.node_links[node].bandwidth, machine.node_links[node].latency) for node in nodes)
+    return Wiring(tuple(place[d.node] for d in machine.devices), links, (machine.network.bandwidth, machine.network.latency))
+
+
+def _problems(
+    costs: Callable[[int], StackCosts],
+    residency: Residency,
+    machine: Machine,
+    seq_len: int,
+    budget_bytes: int,
+    candidates: Sequence[int],
+) -> list[Problem]:
+    """The problem at each chunk length, shortest first."""
+    sites = tuple(
+        Site(device.name, min(budget_bytes, device.memory_bytes), speed)
+        for device, speed in zip(machine.devices, relative_speeds(machine), strict=True)
+    )
+    lengths = sorted({min(int(length), seq_len) for length in candidates})
+    if not lengths or lengths[0] < 1:
+        raise ValueError(f"chunk lengths must be positive and there must be one; got {list(candidates)}")
+    return [Problem(costs(length), residency, sites, wiring_of(machine)) for length in lengths]
+
+
+def _model(problem: Problem, placement: str) -> _Option | None:
+    """The best solution of a placement's model; None where nothing fits."""
+    if placement == "layers":
+        stages = partition(problem)
+        return None if stages is None else _Option(problem, placement, stages, stages.seconds)
+    cuts = ranges(problem)
+    return None if cuts is None else _Option(problem, placement, cuts, cuts.seconds)
+
+
+def _bound(problem: Problem, placement: str, found: Sequence[_Option]) -> float:
+    """Seconds that no plan of a placement at a chunk length goes below."""
+    if placement == "layers":
+        return partition_bound(problem)
+    solutions = [o.solution for o in found if o.problem is problem and isinstance(o.solution, Ranges)]
+    return solutions[0].bound_seconds * (1 - 1e-9) if solutions else math.inf
+
+
+def _written(option: _Option) -> Plan:
+    """The plan of an option, within the budgets: where the model was too hopeful about bytes, with as much less."""
+    problem, solution = option.problem, option.solution
+    for _ in range(SHRINKS):
+        plan = _plan(option.problem, solution)
+        over = [plan.peak_bytes[share.name] - share.budget_bytes for share in plan.shares]
+        if max(over) <= 0:
+            return plan
+        sites = tuple(replace(s, budget_bytes=s.budget_bytes - max(0, o)) for s, o in zip(problem.sites, over, strict=True))
+        problem = replace(problem, sites=sites)
+        again = _model(problem, option.placement)
+        if again is None:
+            break
+        solution = again.solution
+    raise RuntimeError(f"the {option.placement} placement at chunk length {problem.costs.chunk} doesn't keep its model's promise")
+
+
+def _plan(problem: Problem, solution: Partition | Ranges) -> Plan:
+    """A solution as a plan without a bound."""
+    owned: list[tuple[int, int] | None] = [None] * len(problem.sites)
+    lists: list[tuple[Action, ...]] = [()] * len(problem.sites)
+    if isinstance(solution, Partition):
+        stations = lines_of(problem, solution)
+        for index, station in enumerate(stations):
+            owned[station.device] = (station.first, station.last)
+            lists[station.device] = station_actions(problem.costs, problem.bottom, stations, index)
+    else:
+        for device in range(len(problem.sites)):
+            lists[device] = sweep_actions(problem, solution, device)
+            owned[device] = (0, problem.head) if lists[device] else None
+    shares = []
+    for site, layers in zip(problem.sites, owned, strict=True):
+        resident, turn = problem.residency.on(*layers) if layers is not None else ({}, {})
+        shares.append(Share(site.name, site.budget_bytes, resident, turn, site.speed))
+    actions, seconds = Timeline(problem.costs, problem.wiring, [site.speed for site in problem.sites], lists).run()
+    totals = simulate(problem.costs, shares, actions)
+    certificate = Certificate(totals.peak_bytes, totals.bytes_by_kind, seconds, 0.0, Status.HEURISTIC, "", (problem.costs.chunk,))
+    return Plan(problem.costs, tuple(shares), certificate, actions, problem.wiring)
+
+
+def _certified(plan: Plan, bound: float, placements: Sequence[str], chunks: tuple[int, ...], options: Options) -> Plan:
+    """`plan` with its lower bound and status."""
+    limit = options.solver_time_limit_seconds
+    searched = limit is None or limit >= 1e-3
+    bound = max(0.0, min(bound, plan.seconds))
+    status = (Status.OPTIMAL if bound >= plan.seconds * (1 - 1e-6) else Status.FEASIBLE) if searched else Status.HEURISTIC
+    space = "one of the listed chunk lengths; " + "; or ".join(SPACES[placement] for placement in placements)
+    certificate = replace(plan.certificate, lower_bound_seconds=bound, status=status, space=space, chunks=chunks)
+    return replace(plan, certificate=certificate)
+
+
+def _budget_error(problems: Sequence[Problem], placements: Sequence[str], budget: int) -> BudgetError:
+    """The error for a budget that nothing fits: the least that does, by bisection, and what fills it."""
+    low, high = budget, max(2 * budget, 1 << 20)
+    while _first_fit(problems, placements, high) is None:
+        low, high = high, high * 2
+        if high > 1 << 60:
+            raise ValueError("no budget is large enough for this placement")
+    while high - low > max(1, high >> 12):
+        middle = (low + high) // 2
+        if _first_fit(problems, placements, middle) is None:
+            low = middle
+        else:
+            high = middle
+    option = _first_fit(problems, placements, high)
+    assert option is not None
+    return BudgetError(budget, high, _written(option).bytes_by_kind, subject=_culprit(problems, high))
+
+
+def _first_fit(problems: Sequence[Problem], placements: Sequence[str], budget: int) -> _Option | None:
+    """A placement that fits when every device has `budget` bytes."""
+    for problem in problems:
+        sites = tuple(replace(site, budget_bytes=budget) for site in problem.sites)
+        for placement in placements:
+            option = _model(replace(problem, sites=sites), placement)
+            if option is not None:
+                return option
+    return None
+
+
+def _culprit(problems: Sequence[Problem], minimum: int) -> str:
+    """The layer that needs most, where it alone is most of the minimum."""
+    problem = problems[0]
+    sizes = [sum(sum(kinds.values()) for kinds in problem.residency.on(k, k)) for k in range(problem.head + 1)]
+    layer = max(range(len(sizes)), key=sizes.__getitem__)
+    if sizes[layer] < minimum // 2:
+        return f"{len(problem.sites)} devices"
+    largest = max(site.budget_bytes for site in problem.sites)
+    name = problem.costs.layers[layer].name
+    return f"layer {name}, which alone holds {format_bytes(sizes[layer])} (the largest device has {format_bytes(largest)})"

@@ -1,0 +1,95 @@
+"""Plans for several devices: they verify, keep their budgets and their bounds, and say what doesn't fit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import layered_residency, random_stack, regular_stack
+
+from adjcomp.errors import BudgetError
+from adjcomp.ir.costs import StackCosts, Tie
+from adjcomp.ir.plan import Plan
+from adjcomp.ir.transfers import Send, SumTied
+from adjcomp.machine import GIB, Machine, parse_machine
+from adjcomp.options import Options
+from adjcomp.passes.place import solve_machine
+
+EXAMPLES = settings().max_examples
+
+
+def placed(costs: StackCosts, machine: Machine, budget: int, placement: str | None) -> Plan:
+    """A plan of `costs`, verified, and its saved form read again."""
+    plan = solve_machine(
+        [(lambda chunk: costs, layered_residency(costs))],
+        machine=machine,
+        seq_len=costs.seq_len,
+        budget_bytes=budget,
+        candidates=[costs.chunk],
+        options=Options(placement=placement),
+    )
+    plan.verify()
+    assert Plan.from_json(plan.to_json()) == plan
+    assert all(plan.peak_bytes[name] <= plan.budget_bytes[name] for name in plan.peak_bytes)
+    return plan
+
+
+def unequal(count: int, seed: int) -> Machine:
+    """CPUs of different speeds, in two nodes."""
+    machine, rng = parse_machine(f"cpu:{count}"), random.Random(seed)
+    devices = [replace(d, peak_flops=d.peak_flops * rng.uniform(0.5, 2), node=i % 2) for i, d in enumerate(machine.devices)]
+    links = {0: machine.node_links[0], 1: machine.node_links[0]} if count > 1 else machine.node_links
+    return replace(machine, devices=tuple(devices), node_links=links)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 7), st.integers(2, 4), st.sampled_from(["layers", "time"]))
+@settings(max_examples=3 * EXAMPLES, deadline=None)
+def test_every_stack_gets_a_plan_that_verifies(seed: int, layers: int, chunks: int, count: int, placement: str) -> None:
+    plan = placed(random_stack(seed, layers=layers, chunks=chunks), unequal(count, seed), GIB, placement)
+    assert len(plan.peak_bytes) == count
+
+
+@given(st.integers(0, 10_000), st.integers(2, 4), st.sampled_from(["layers", "time", None]))
+@settings(max_examples=max(1, EXAMPLES // 2), deadline=None)
+def test_the_least_budget_plans_and_less_does_not(seed: int, count: int, placement: str | None) -> None:
+    costs, machine = random_stack(seed, layers=4, chunks=6), unequal(count, seed)
+    with pytest.raises(BudgetError) as caught:
+        placed(costs, machine, 1, placement)
+    least = caught.value.minimum_bytes
+    placed(costs, machine, least, placement)
+    with pytest.raises(BudgetError):
+        placed(costs, machine, int(least * 0.9) - 1, placement)
+
+
+@pytest.mark.parametrize("placement", ["layers", "time"])
+def test_four_devices_are_much_faster_than_two(placement: str) -> None:
+    costs = regular_stack(65536, 512, 16)
+    two, four = (placed(costs, parse_machine(f"cpu:{n}"), 200_000_000, placement).seconds for n in (2, 4))
+    assert four < 0.6 * two
+
+
+@pytest.mark.parametrize("placement", ["layers", "time"])
+def test_the_gap_of_a_long_regular_stack_is_small(placement: str) -> None:
+    plan = placed(regular_stack(131072, 512, 22), parse_machine("cpu:4"), 200_000_000, placement)
+    assert plan.gap < 0.05
+
+
+def test_layers_apart_that_share_parameters_add_their_gradients_up() -> None:
+    costs = replace(regular_stack(4096, 256, 6), ties=(Tie((0, 7), 4000),))
+    apart = placed(costs, parse_machine("cpu:2"), GIB, "layers")
+    assert sum(isinstance(action, SumTied) for action in apart.actions) == 2
+    together = placed(costs, parse_machine("cpu:2"), GIB, "time")
+    assert not any(isinstance(action, SumTied) for action in together.actions)
+
+
+def test_in_the_layers_placement_only_residual_chunks_and_cotangents_travel() -> None:
+    plan = placed(regular_stack(4096, 256, 6), parse_machine("cpu:2"), GIB, "layers")
+    assert {action.value.kind.value for action in plan.actions if isinstance(action, Send)} == {"x", "g"}
+
+
+def test_in_the_time_placement_only_states_and_their_adjoints_travel() -> None:
+    plan = placed(regular_stack(4096, 256, 6), parse_machine("cpu:2"), GIB, "time")
+    assert {action.value.kind.value for action in plan.actions if isinstance(action, Send)} == {"s", "lam"}
