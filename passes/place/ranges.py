@@ -212,7 +212,9 @@ def _balance(problem: Problem, nesting: LayerNesting, stored: int, most: Sequenc
 def _last_share(costs: StackCosts) -> float:
     """How much of another chunk the last one is at least, in every time of every tile."""
     names = ("forward_seconds", "keep_seconds", "adjoint_seconds")
-    pairs = [(getattr(b, n), getattr(a, n)) for a, b in zip(costs.layers, costs.last_layers, strict=True) for n in names]
+    pairs: list[tuple[float, float]] = [
+        (getattr(b, n), getattr(a, n)) for a, b in zip(costs.layers, costs.last_layers, strict=True) for n in names
+    ]
     return min([1.0, *(last / inner for last, inner in pairs if inner > 0)])
 
 
