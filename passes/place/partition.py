@@ -58,11 +58,11 @@ def partition_bound(problem: Problem) -> float:
     """Seconds that no plan with contiguous layers on the devices, in their order, goes below.
 
     Before a device starts, the first chunk passes the layers below it; after its last adjoint, the first chunk goes down those
-    layers. Between its last forward and its first adjoint the last chunk goes up and comes back; meanwhile it can only
-    recompute. It recomputes at least what is left when its memory holds the internals that save most: a fractional knapsack, by
-    time saved for a byte. So with forwards F, adjoints A and recomputation R of its layers
+    layers. Between its last forward and its first adjoint the last chunk goes up and comes back. Internals that are live when it
+    does were kept or recomputed before; all others are recomputed later. That is at least what is left when the memory then holds
+    those that save most: a fractional knapsack, by time saved for a byte. So with forwards F, adjoints A and this R of its layers
 
-        T >= (first chunk below, there and back) + F + A + max(R, last chunk above, there and back).
+        T >= (first chunk below, there and back) + F + (last chunk above, there and back) + R + A.
     """
     fastest = max(site.speed for site in problem.sites)
     known: dict[tuple[int, int, int], float] = {}
@@ -107,7 +107,7 @@ def _least(problem: Problem, device: int, first: int, last: int, fastest: float)
     again = _recomputed(problem, first, last, free, lambda k: costs.layers[k].keep_bytes) / site.speed
     below = span(sums.first_chunk, 0, first - 1) / fastest
     above = span(sums.last_chunk, last + 1, problem.head) / fastest
-    return below + _once(problem, first, last) / site.speed + max(again, above)
+    return below + _once(problem, first, last) / site.speed + above + again
 
 
 def _once(problem: Problem, first: int, last: int) -> float:

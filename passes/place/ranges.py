@@ -2,211 +2,136 @@
 
 A device takes one layer after the other over its whole range, because the next device needs the state after the range before it
 can start the same layer: the devices follow each other like a wavefront over (range, layer), and the adjoint states run back
-the same way. The residual chunks of a range are stored after some layers only; the others are recomputed from those by the
-recursion of `adjcomp.passes.schedule.nested`, with layers in the place of chunks:
+the same way. Residual chunks are stored after some layers only: every chunk of a range has places of its own in memory for as
+many as there is room for. The others are recomputed (`adjcomp.passes.place.nesting`).
 
-    R(p, n, m) = min over 0 < j < n of  forward(p … p+j-1) + R(p+j, n-j, m-1) + R(p, j, m),      R(p, 1, m) = keep(p) +
-    adjoint(p),
+Let x[d, m] be the chunks on device d with room for m stored residual chunks each, and n[d] their sum over m. Let the layers i … l
+be those that hand a state on, f and b = keep + adjoint the seconds of their tiles, H all seconds of the head, F those of the
+forwards i … l, W[m] and V[m] those of the backward below the head, the latter between the first adjoint of l and the last of i.
+Device d can't start layer i before the devices in front of it have passed the state on; it can't start the adjoints of layer l
+before the devices behind it have taken layer l forward and back, and the last one the head; and after its own adjoints of layer i
+the devices in front of it have theirs to do. A tile's recomputation may come before the adjoint state that it waits for, so one
+keep is left out for each device:
 
-for layers p … p+n-1 from their stored input, with room for m more beside one chunk of cotangents for each of the range. W is what
-follows the forward, which stores on its way for nothing; what the head reads takes the place of the cotangents that it makes.
+    T >= sum(n[e] f_i, e < d) + n[d] F + max(n[d] H, sum(n[e] (f_l + b_l) - keep_l, e > d) + n[D-1] H)
+         + sum(x[d, m] V[m], m) - keep_l + sum(n[e] b_i - keep_i, e < d),
+    T >= sum(x[d, m] (all forwards + H + W[m]), m),
+    sum(x[d, m] bytes[m], m) <= room of device d,      sum(n) = number of chunks.
 
-Time, for n[d] chunks on device d. Let the layers i … l be those that hand a state on, f and b = keep + adjoint the seconds of
-their tiles, H all seconds of the head, F those of the forwards i … l, V those of the backward l … i without the recomputation
-before the adjoints of layer l, the rest R. Device d can't start layer i before the devices in front of it have passed the state
-on; it can't start the adjoints of layer l before the devices behind it have taken layer l forward and back, and the last one the
-head; and after its own adjoints of layer i the devices in front of it have theirs to do. A tile's recomputation may come before
-the adjoint state that it waits for, so one keep is left out for each device:
-
-    T >= sum(n[e] f_i, e < d) + n[d] F + max(n[d] H, sum(n[e] (f_l + b_l) - keep_l, e > d) + n[D-1] H) + n[d] V - keep_l
-         + sum(n[e] b_i - keep_i, e < d),
-    T >= n[d] (F + W + H + R).
-
-The ranges are the solution of this linear program, rounded; its value, with all the room that a device can have, is the bound.
+The ranges are the solution of this linear program, rounded. With all the room that a device can have it is the bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.values import has_carry
+from adjcomp.passes.place.nesting import FAR, LayerNesting, Piece
 from adjcomp.passes.place.problem import Problem, span
-from adjcomp.passes.schedule.nested import NEVER
 
-Floats = np.typing.NDArray[np.float64]
-FAR = float(NEVER)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One piece of a range's backward: advance from layer `first` to layer `end`, or, if equal, reverse layer `first`."""
-
-    first: int
-    end: int
+MOST_STORED = 24  # residual chunks stored at once; the bound lets everything be stored in the room of one more
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """A time placement: chunks of every device, and the backward that all of them follow."""
+    """A time placement: chunks of every device, and the backward that they follow."""
 
     cuts: tuple[int, ...]  # first chunk of each device, then the number of chunks
-    pieces: tuple[Piece, ...]
-    stored: int  # layers after which residual chunks are stored at once
+    depths: tuple[
+        tuple[tuple[int, int], ...], ...
+    ]  # by device: (stored residual chunks, chunks of the range), first chunks first
+    pieces: dict[int, tuple[Piece, ...]]  # by stored residual chunks
     seconds: float  # expected of the slowest device
     bound_seconds: float  # that no ranges go below
 
 
-class LayerNesting:
-    """The recursion over layers, for every number of stored residual chunks up to `most`; seconds of one chunk."""
-
-    def __init__(self, problem: Problem, most: int) -> None:
-        tiles, size = problem.costs.layers, problem.head + 1
-        self.size, self.most = size, min(most, size - 1)
-        forward = np.array([t.forward_seconds for t in tiles])
-        self.start = np.concatenate(([0.0], forward.cumsum()))
-        self.single = np.array([t.keep_seconds + t.adjoint_seconds if t.has_vjp else 0.0 for t in tiles])
-        self.reverse = np.full((self.most + 1, size + 1, size + 1), FAR)  # R[m, p, n]
-        self.split = np.zeros(self.reverse.shape, np.int64)
-        self.after = np.full((self.most + 1, size), FAR)  # W[m, p] of the layers from p up to the head, without it
-        self.after_split = np.zeros(self.after.shape, np.int64)
-        self.waiting = np.full(self.after.shape, FAR)  # V[m, p]: the same without what comes before the adjoints of the last one
-        for room in range(self.most + 1):
-            self._fill(room)
-            self._fill_after(room)
-
-    def _fill(self, room: int) -> None:
-        """R for `room` free places; up to room + 1 layers one place less doesn't matter."""
-        best = self.reverse[room]
-        best[:, 0] = 0.0
-        best[: self.size, 1] = self.single
-        if room == 0:
-            return
-        best[:, : room + 1] = self.reverse[room - 1][:, : room + 1]
-        self.split[room][:, : room + 1] = self.split[room - 1][:, : room + 1]
-        for n in range(max(2, room + 1), self.size + 1):
-            p, j = np.arange(self.size - n + 1)[:, None], np.arange(1, n)[None, :]
-            ways = self.start[p + j] - self.start[p] + self.reverse[room - 1][p + j, n - j] + best[p, j]
-            k = np.argmin(ways, axis=1)
-            best[p[:, 0], n], self.split[room][p[:, 0], n] = ways[p[:, 0], k], k + 1
-
-    def _fill_after(self, room: int) -> None:
-        """W and V for `room` free places."""
-        end = self.size - 1
-        self.after[room, end] = self.waiting[room, end] = 0.0
-        for p in range(end - 1, -1, -1):
-            j = np.arange(1, end - p + 1)
-            rest = np.append(self.after[room - 1, p + 1 : end], 0.0) if room else np.where(p + j < end, FAR, 0.0)
-            ways = rest + self.reverse[room][p, j]
-            k = int(np.argmin(ways))
-            self.after[room, p], self.after_split[room, p] = min(float(ways[k]), FAR), k + 1
-            self.waiting[room, p] = self.single[p] if p == end - 1 else FAR
-            if room and p < end - 1:
-                j = np.arange(1, end - p)
-                self.waiting[room, p] = min(FAR, float((self.waiting[room - 1, p + j] + self.reverse[room][p, j]).min()))
-
-    def seconds(self, room: int) -> float:
-        """Seconds of a chunk's backward below the head with `room` stored residual chunks."""
-        return float(self.after[min(room, self.most), 0])
-
-    def shortest(self, room: int) -> float:
-        """The same without what comes before the adjoints of the top layer."""
-        return float(self.waiting[min(room, self.most), 0])
-
-    def pieces(self, room: int) -> tuple[Piece, ...]:
-        """The backward in order: the segments that the forward left, last first."""
-        p, room, end = 0, min(room, self.most), self.size - 1
-        segments = []
-        while p < end:
-            j = int(self.after_split[room, p])
-            segments.append((p, j, room))
-            p, room = p + j, room - 1
-        below = (piece for segment in reversed(segments) for piece in self._segment(*segment))
-        return (Piece(end, end), *below)
-
-    def _segment(self, p: int, n: int, room: int) -> Iterator[Piece]:
-        while n > 1:
-            j = int(self.split[room, p, n])
-            yield Piece(p, p + j)
-            yield from self._segment(p + j, n - j, room - 1)
-            n = j
-        yield Piece(p, p)
-
-
 def ranges(problem: Problem) -> Ranges | None:
-    """The best time placement; None where no number of stored residual chunks fits."""
-    count, rooms = problem.costs.chunk_count, range(problem.head)
-    planned, possible = (
-        {stored: most for stored in rooms if sum(most := _most_chunks(problem, stored, spare=spare)) >= count}
-        for spare in (True, False)
-    )
-    if not planned:
+    """The best time placement; None where it doesn't fit."""
+    rooms = _rooms(problem, spare=True)
+    nesting = LayerNesting(problem, MOST_STORED)
+    levels = [stored for stored in range(nesting.most + 1) if nesting.seconds(stored) < FAR]
+    least = max(1, _chunk_bytes(problem, levels[0])) if levels else 1
+    most = [max(0, room) // least if levels else 0 for room in rooms]
+    if sum(most) < problem.costs.chunk_count:
         return None
-    nesting = LayerNesting(problem, max(possible))
-    bound = min(_balance(problem, nesting, stored, most)[0] for stored, most in possible.items())
-    best: Ranges | None = None
-    for stored, most in planned.items():
-        value, sizes = _balance(problem, nesting, stored, most)
-        if value < FAR and (best is None or value < best.seconds):
-            whole = _rounded(sizes, most, count)
-            expected = _expected(problem, _Times(problem, nesting, stored), whole)
-            if best is None or expected < best.seconds:
-                cuts = tuple(accumulate(whole, initial=0))
-                best = Ranges(cuts, nesting.pieces(stored), stored, expected, bound)
-    return best
+    bound, _ = _Balance(problem, nesting, levels, spare=False).solve()
+    _, sizes = _Balance(problem, nesting, levels, spare=True).solve()
+    whole = _rounded(sizes, most, problem.costs.chunk_count)
+    depths = tuple(_depths(problem, nesting, levels, count, room) for count, room in zip(whole, rooms, strict=True))
+    used = sorted({stored for device in depths for stored, _ in device})
+    expected = _expected(problem, nesting, depths)
+    cuts = tuple(accumulate(whole, initial=0))
+    return Ranges(cuts, depths, {stored: nesting.pieces(stored) for stored in used}, expected, bound)
 
 
-def _most_chunks(problem: Problem, stored: int, *, spare: bool) -> list[int]:
-    """Chunks of every device's range with room for the residual chunks of `stored` layers.
-
-    spare: with room for all that moves besides. Without, it is what no plan exceeds.
-    """
+def _rooms(problem: Problem, *, spare: bool) -> list[int]:
+    """Bytes of every device for the places of chunks; `spare`: without what is on the move besides, which a bound leaves out."""
     costs, sums = problem.costs, problem.sums
     resident, turn = problem.residency.on(0, problem.head)
-    tiles, inner = costs.layers, costs.layers[: problem.head]
+    work = max(t.keep_bytes + t.adjoint_workspace_bytes for t in costs.layers if t.has_vjp)
     used = sum(resident.values()) + sum(turn.values())
     if spare:
-        work = max(
-            max(t.forward_workspace_bytes, t.keep_workspace_bytes, t.keep_bytes + t.adjoint_workspace_bytes) for t in tiles
-        )
-        stream, cotangent = max(t.stream_bytes for t in inner), max(t.cotangent_bytes for t in inner)
-        used += max(work, *costs.publish_bytes) + 3 * stream + 3 * cotangent + sums.border_bytes[-1] + 3 * sums.adjoint_bytes[-1]
-        each = stored * stream + max(stream, cotangent) + sums.border_bytes[-1]
-    else:
-        each = stored * min(t.stream_bytes for t in inner) + min(max(t.stream_bytes, t.cotangent_bytes) for t in inner)
-        each += sum(t.carry_bytes for t in tiles if t.has_vjp)
-    return [min(max(0, site.budget_bytes - used) // max(each, 1), costs.chunk_count) for site in problem.sites]
+        inner = costs.layers[: problem.head]
+        used += max(t.stream_bytes for t in inner) + max(t.cotangent_bytes for t in inner)
+        used += 2 * sums.border_bytes[-1] + 3 * sums.adjoint_bytes[-1]
+        work = max(work, *(max(t.forward_workspace_bytes, t.keep_workspace_bytes) for t in costs.layers), *costs.publish_bytes)
+    return [site.budget_bytes - used - work for site in problem.sites]
 
 
-def _balance(problem: Problem, nesting: LayerNesting, stored: int, most: Sequence[int]) -> tuple[float, list[float]]:
-    """The linear program: seconds of the slowest device, and the (fractional) chunks of each."""
-    from ortools.linear_solver import pywraplp
+def _chunk_bytes(problem: Problem, stored: int) -> int:
+    """Bytes of a chunk of a range: places for `stored` residual chunks and its cotangents, and its borders."""
+    inner = problem.costs.layers[: problem.head]
+    place = max(tile.stream_bytes for tile in inner)
+    return stored * place + max(place, *(tile.cotangent_bytes for tile in inner)) + problem.sums.border_bytes[-1]
 
-    if nesting.seconds(stored) >= FAR:
-        return FAR, []
-    costs, devices, times = problem.costs, range(len(problem.sites)), _Times(problem, nesting, stored)
-    pace = [1 / site.speed for site in problem.sites]
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    chunks = [solver.NumVar(0.0, float(most[d]), f"chunks_{d}") for d in devices]
-    slowest = solver.NumVar(0.0, solver.infinity(), "slowest")
-    solver.Add(sum(chunks) == costs.chunk_count - 1 + _last_share(costs))
-    for d in devices:
-        solver.Add(slowest >= chunks[d] * (pace[d] * times.everything))
+
+class _Balance:
+    """The linear program."""
+
+    def __init__(self, problem: Problem, nesting: LayerNesting, levels: Sequence[int], *, spare: bool) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self.problem, self.times = problem, _Times(problem)
+        self.solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.pace = [1 / site.speed for site in problem.sites]
+        self.columns = [(_chunk_bytes(problem, m), nesting.seconds(m), nesting.shortest(m)) for m in levels]
+        if not spare:
+            everything = float(nesting.single[: problem.head].sum())
+            self.columns.append((_chunk_bytes(problem, levels[-1] + 1), everything, everything))
+        limit = float(problem.costs.chunk_count)
+        devices = range(len(problem.sites))
+        self.parts = [[self.solver.NumVar(0.0, limit, f"x_{d}_{i}") for i in range(len(self.columns))] for d in devices]
+        self.chunks = [self.solver.NumVar(0.0, limit, f"chunks_{d}") for d in devices]
+        self.slowest = self.solver.NumVar(0.0, self.solver.infinity(), "slowest")
+        self.solver.Add(sum(self.chunks) == problem.costs.chunk_count - 1 + _last_share(problem.costs))
+        for d, room in enumerate(_rooms(problem, spare=spare)):
+            self.solver.Add(sum(self.parts[d]) == self.chunks[d])
+            self.solver.Add(sum(self.columns[i][0] * part for i, part in enumerate(self.parts[d])) <= max(room, 0))
+            self._times(d)
+        self.solver.Minimize(self.slowest)
+
+    def _times(self, d: int) -> None:
+        """The rows of a device's time."""
+        times, pace, chunks, devices = self.times, self.pace, self.chunks, range(len(self.pace))
+        whole = sum(part * (pace[d] * self.columns[i][1]) for i, part in enumerate(self.parts[d]))
+        between = sum(part * (pace[d] * times.between(self.columns[i][2])) for i, part in enumerate(self.parts[d]))
+        self.solver.Add(self.slowest >= chunks[d] * (pace[d] * times.outside) + whole)
         front = sum(chunks[e] * (pace[e] * (times.first_forward + times.first_back)) for e in range(d))
         spared = times.last_keep * pace[d] + times.first_keep * sum(pace[:d])
-        path = front + chunks[d] * (pace[d] * (times.forward + times.back)) - spared
-        solver.Add(slowest >= path + chunks[d] * (pace[d] * times.head))
+        path = front + chunks[d] * (pace[d] * times.forward) + between - spared
+        self.solver.Add(self.slowest >= path + chunks[d] * (pace[d] * times.head))
         behind = sum(chunks[e] * (pace[e] * (times.last_forward + times.last_back)) for e in devices if e > d)
         behind -= times.last_keep * sum(pace[d + 1 :])
-        solver.Add(slowest >= path + behind + chunks[-1] * (pace[-1] * times.head))
-    solver.Minimize(slowest)
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        raise RuntimeError("the balance of ranges has no solution although the ranges fit")
-    return solver.Objective().Value(), [chunk.solution_value() for chunk in chunks]
+        self.solver.Add(self.slowest >= path + behind + chunks[-1] * (pace[-1] * times.head))
+
+    def solve(self) -> tuple[float, list[float]]:
+        """Seconds of the slowest device, and the (fractional) chunks of each."""
+        if self.solver.Solve() != self.solver.OPTIMAL:
+            raise RuntimeError("the balance of ranges has no solution although the ranges fit")
+        return self.solver.Objective().Value(), [chunk.solution_value() for chunk in self.chunks]
 
 
 def _last_share(costs: StackCosts) -> float:
@@ -221,14 +146,14 @@ def _last_share(costs: StackCosts) -> float:
 class _Times:
     """Seconds of one chunk at speed 1, by the words of the linear program."""
 
-    def __init__(self, problem: Problem, nesting: LayerNesting, stored: int) -> None:
+    def __init__(self, problem: Problem) -> None:
         costs, head = problem.costs, problem.costs.layers[-1]
         carrying = [k for k, tile in enumerate(costs.layers[:-1]) if has_carry(tile) and tile.has_vjp]
-        forwards = span(problem.sums.forward, 0, problem.head)
         head_back = head.keep_seconds + head.adjoint_seconds
-        self.everything = forwards + nesting.seconds(stored) + head_back
+        self.outside = span(problem.sums.forward, 0, problem.head) + head_back  # all forwards, and the head's backward
         self.first_forward = self.first_keep = self.first_back = self.last_forward = self.last_keep = self.last_back = 0.0
-        self.forward = self.back = self.head = 0.0
+        self.forward = self.head = self.below = self.least = 0.0
+        self.on_top = bool(carrying) and carrying[-1] == problem.head - 1
         if not carrying:
             return
         first, last = costs.layers[carrying[0]], costs.layers[carrying[-1]]
@@ -238,23 +163,51 @@ class _Times:
         self.first_back = first.keep_seconds + first.adjoint_seconds
         self.last_back = last.keep_seconds + last.adjoint_seconds
         self.forward = span(problem.sums.forward, carrying[0], carrying[-1])
-        if carrying[-1] == problem.head - 1:
+        if self.on_top:
             self.head = head.forward_seconds + head_back if not has_carry(head) else 0.0
-            self.back = nesting.shortest(stored) - float(nesting.single[: carrying[0]].sum()) - nesting.start[carrying[0]]
-        self.back = max(self.back, float(nesting.single[carrying[0] : carrying[-1] + 1].sum()))
+        backs = [t.keep_seconds + t.adjoint_seconds if t.has_vjp else 0.0 for t in costs.layers]
+        self.below = sum(backs[: carrying[0]]) + span(problem.sums.forward, 0, carrying[0] - 1)
+        self.least = sum(backs[carrying[0] : carrying[-1] + 1])
+
+    def between(self, shortest: float) -> float:
+        """Of a backward that takes `shortest` from the top layer's first adjoint, what lies before the last one of layer i."""
+        return max(self.least, shortest - self.below if self.on_top else 0.0)
 
 
-def _expected(problem: Problem, times: _Times, chunks: Sequence[int]) -> float:
+def _depths(problem: Problem, nesting: LayerNesting, levels: Sequence[int], count: int, room: int) -> tuple[tuple[int, int], ...]:
+    """How many of `count` chunks store how many residual chunks in `room` bytes: the fastest mixture of two numbers."""
+    if count == 0:
+        return ()
+    best: tuple[float, tuple[tuple[int, int], ...]] | None = None
+    for low in levels:
+        small = _chunk_bytes(problem, low)
+        if count * small > room:
+            break
+        for high in (m for m in levels if m >= low):
+            more = _chunk_bytes(problem, high) - small
+            deep = min(count, (room - count * small) // more) if more > 0 else count
+            seconds = (count - deep) * nesting.seconds(low) + deep * nesting.seconds(high)
+            if best is None or seconds < best[0]:
+                best = seconds, tuple((m, n) for m, n in ((low, count - deep), (high, deep)) if n > 0)
+    if best is None:
+        raise RuntimeError("a range doesn't fit on its device")
+    return best[1]
+
+
+def _expected(problem: Problem, nesting: LayerNesting, depths: Sequence[Sequence[tuple[int, int]]]) -> float:
     """Seconds of the slowest device with whole chunks; nothing of a tile's recomputation comes before its time."""
-    paces = [1 / site.speed for site in problem.sites]
-    worked = [count * pace for count, pace in zip(chunks, paces, strict=True)]
+    times, paces = _Times(problem), [1 / site.speed for site in problem.sites]
+    worked = [sum(n for _, n in device) * pace for device, pace in zip(depths, paces, strict=True)]
     end = next(work for work in reversed(worked) if work > 0)
     slowest = 0.0
-    for d, work in enumerate(worked):
+    for d, (work, pace) in enumerate(zip(worked, paces, strict=True)):
+        if work == 0:
+            continue
         front = sum(worked[:d]) * (times.first_forward + times.first_back)
         behind = sum(worked[d + 1 :]) * (times.last_forward + times.last_back) + end * times.head
-        waiting = front + work * (times.forward + times.back) + max(work * times.head, behind)
-        slowest = max(slowest, work * times.everything, waiting if work > 0 else 0.0)
+        between = sum(n * pace * times.between(nesting.shortest(m)) for m, n in depths[d])
+        waiting = front + work * times.forward + between + max(work * times.head, behind)
+        slowest = max(slowest, waiting, work * times.outside + sum(n * pace * nesting.seconds(m) for m, n in depths[d]))
     return slowest
 
 

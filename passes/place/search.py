@@ -33,7 +33,8 @@ SPACES = {
     "layers": "contiguous layers on each device, in the machine's order: a wave over the chunks, in which every stage keeps the "
     "internals of its last chunks, and of others its internals or inputs while the wave is under way",
     "time": "contiguous chunks on each device, in the machine's order: every device takes one layer after the other over its "
-    "range, stores the residual chunks after some layers and recomputes the others by the same recursion, and holds no internals",
+    "range; every chunk has places of its own for a number of residual chunks, stored after some layers, and makes the others "
+    "from those again; no internals are held",
 }
 
 

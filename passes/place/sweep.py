@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adjcomp.ir.actions import Action, Forward, Free, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.transfers import Receive, Send, Sum
 from adjcomp.ir.values import Value, adjoint, carry, has_adjoint, has_carry
 from adjcomp.passes.emit import vjp
 from adjcomp.passes.lifetimes import drop_after_last_use, on_device
+from adjcomp.passes.place.nesting import Piece
 from adjcomp.passes.place.problem import Problem
-from adjcomp.passes.place.ranges import Piece, Ranges
+from adjcomp.passes.place.ranges import Ranges
 
 
 def sweep_actions(problem: Problem, plan: Ranges, device: int) -> tuple[Action, ...]:
@@ -17,8 +20,8 @@ def sweep_actions(problem: Problem, plan: Ranges, device: int) -> tuple[Action, 
         return ()
     writer = _Writer(problem, plan, device)
     writer.forward()
-    for piece in plan.pieces:
-        writer.backward(piece)
+    for layer in range(problem.head, -1, -1):
+        writer.backward(layer)
     writer.finish()
     return drop_after_last_use(problem.costs, writer.actions, writer.waits)
 
@@ -34,6 +37,11 @@ class _Writer:
         self.before = busy[place - 1] if place else None
         self.after = busy[place + 1] if place + 1 < len(busy) else None
         self.holders = len(busy)
+        self.groups: list[tuple[range, dict[int, list[Piece]]]] = []  # chunks, and what comes before the VJPs of each layer
+        start = self.chunks.start
+        for stored, size in plan.depths[device]:
+            self.groups.append((range(start, start + size), _by_layer(plan.pieces[stored], problem.head)))
+            start += size
         self.actions: list[Action] = []
         self.waits: dict[int, list[Value]] = {}
         self.sent: list[Value] = []
@@ -57,18 +65,21 @@ class _Writer:
             if self.after is not None and has_adjoint(self.costs.tile(layer, self.chunks[-1])):
                 self._do(Receive(adjoint(layer, self.chunks[-1]), self.after, stream=1))
 
-    def backward(self, piece: Piece) -> None:
-        """Advance residual chunks over some layers, or run the VJPs of one layer."""
-        for chunk in self.chunks:
-            for layer in range(piece.first, piece.end):
-                self._do(Recompute(layer, chunk, False))
-        if piece.first == piece.end and piece.first >= self.problem.bottom:
-            for chunk in reversed(self.chunks):
-                self._do(Recompute(piece.first, chunk, True))
-                self._do(vjp(self.costs, piece.first, chunk))
-            self._drop_sent()
-            if self.before is not None and has_adjoint(self.costs.tile(piece.first, self.chunks[0])):
-                self._send(adjoint(piece.first, self.chunks[0] - 1), self.before)
+    def backward(self, layer: int) -> None:
+        """Make the residual chunks that the VJPs of a layer read, and run those."""
+        for chunks, pieces in self.groups:
+            for piece in pieces[layer]:
+                for chunk in chunks:
+                    for advanced in range(piece.first, piece.end):
+                        self._do(Recompute(advanced, chunk, False))
+        if layer < self.problem.bottom:
+            return
+        for chunk in reversed(self.chunks):
+            self._do(Recompute(layer, chunk, True))
+            self._do(vjp(self.costs, layer, chunk))
+        self._drop_sent()
+        if self.before is not None and has_adjoint(self.costs.tile(layer, self.chunks[0])):
+            self._send(adjoint(layer, self.chunks[0] - 1), self.before)
 
     def finish(self) -> None:
         """Add the gradients up, and hand them on."""
@@ -99,3 +110,15 @@ class _Writer:
 
     def _do(self, action: Action) -> None:
         self.actions.append(on_device(action, self.device))
+
+
+def _by_layer(pieces: Sequence[Piece], head: int) -> dict[int, list[Piece]]:
+    """The advances that come before the VJPs of each layer."""
+    found: dict[int, list[Piece]] = {layer: [] for layer in range(head + 1)}
+    waiting: list[Piece] = []
+    for piece in pieces:
+        if piece.first == piece.end:
+            found[piece.first], waiting = waiting, []
+        else:
+            waiting.append(piece)
+    return found
