@@ -26,11 +26,10 @@ from adjcomp.passes.schedule.candidates import (
     Flat,
     Folded,
     flat_candidates,
-    flat_minimum,
     minimum_bytes,
     worth_a_look,
 )
-from adjcomp.passes.schedule.greedy import greedy, lean_choice
+from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
 from adjcomp.passes.simulate import simulate
@@ -39,6 +38,7 @@ DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
 LEAST_LIMIT = 1e-3  # below this no search is started
 OPTIMAL_GAP = 1e-6  # relative gap that counts as none
 SMALL_GAP = 1e-3  # gap at which the search of long sequences stops
+FEW_COLUMNS = 3  # of the sequence whose peak explains a minimum
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 SPACE = (
     "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles from the forward "
@@ -170,9 +170,21 @@ def _budget_error(instances: Sequence[Instance], budget: int, device: str) -> Bu
     """The error for a budget below every minimum, with what is live at the peak of the smallest plan."""
     instance = min(instances, key=lambda i: (minimum_bytes(i), i.costs.chunk))
     minimum = minimum_bytes(instance)
-    nested = Nesting(instance, minimum).solve() if flat_minimum(instance) > minimum else None
-    if nested is not None:
-        actions = Folded(instance, nested).actions()
-    else:
-        actions = emit(instance.costs, instance.modes(lean_choice(instance, minimum).options))
-    return BudgetError(budget, minimum, build_plan(instance.costs, actions, minimum, device).bytes_by_kind)
+    return BudgetError(budget, minimum, _smallest_peak(instance, minimum, device))
+
+
+def _smallest_peak(instance: Instance, minimum: int, device: str) -> dict[str, int]:
+    """Kind -> bytes at the peak of the smallest plan, `minimum` together, without writing that plan.
+
+    With the same lean columns, a sequence of a few chunks has the same peak but for the borders that lie beneath it.
+    """
+    costs = replace(instance.costs, chunk_count=min(instance.costs.chunk_count, FEW_COLUMNS))
+    menus = [instance.menus[kind] for kind in replace(instance, costs=costs).kinds()]
+    leanest = [menu.options.mode(int(menu.need.argmin()), menu.column) for menu in menus]
+    found = build_plan(costs, emit(costs, leanest), minimum, device).bytes_by_kind
+    more = minimum - sum(found.values())
+    for kind in ("borders", "internals", "workspace"):
+        change = max(more, -found[kind])
+        found[kind] += change
+        more -= change
+    return found
