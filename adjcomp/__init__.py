@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from adjcomp import ops
+    from adjcomp.accounting import VjpCosts, vjp_costs
     from adjcomp.api import check_gradients, compile
     from adjcomp.errors import BudgetError, CaptureError, VerifyError
     from adjcomp.explanation import explain
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from adjcomp.offline import frontier, max_context, plan
     from adjcomp.options import Options
     from adjcomp.stepping import Stats
+    from adjcomp.variants import ApproximationWarning
 
 __all__ = [
+    "ApproximationWarning",
     "BudgetError",
     "CaptureError",
     "GradientReport",
@@ -29,6 +32,7 @@ __all__ = [
     "Plan",
     "Stats",
     "VerifyError",
+    "VjpCosts",
     "check_gradients",
     "compile",
     "explain",
@@ -36,10 +40,12 @@ __all__ = [
     "max_context",
     "ops",
     "plan",
+    "vjp_costs",
 ]
 
 # Where each public name is defined; type checkers read the imports above instead.
 _HOMES = {
+    "ApproximationWarning": "adjcomp.variants",
     "BudgetError": "adjcomp.errors",
     "CaptureError": "adjcomp.errors",
     "GradientReport": "adjcomp.gradients",
@@ -47,12 +53,14 @@ _HOMES = {
     "Plan": "adjcomp.ir.plan",
     "Stats": "adjcomp.stepping",
     "VerifyError": "adjcomp.errors",
+    "VjpCosts": "adjcomp.accounting",
     "check_gradients": "adjcomp.api",
     "compile": "adjcomp.api",
     "explain": "adjcomp.explanation",
     "frontier": "adjcomp.offline",
     "max_context": "adjcomp.offline",
     "plan": "adjcomp.offline",
+    "vjp_costs": "adjcomp.accounting",
 }
 
 if os.environ.get("ADJCOMP_LOGS"):

@@ -13,6 +13,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.session import Session
+from adjcomp.variants import make_variant, warn_once
 
 
 def compile(
@@ -21,6 +22,8 @@ def compile(
     *,
     optimizer: torch.optim.Optimizer | str | None = None,
     chunk: int | None = None,
+    adjoint_window: int | None = None,
+    coupling: str = "exact",
     plan: Plan | None = None,
     options: Options | None = None,
 ) -> torch.nn.Module:
@@ -34,11 +37,16 @@ def compile(
         optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as
             "adamw".
         chunk: chunk length in tokens; None lets the planner choose.
+        adjoint_window: an approximation of the gradient: through a recurrence, the output at step t reaches steps
+            t - adjoint_window + 1 … t only. None: all, exactly.
+        coupling: "exact", or "residual", an approximation of the gradient: each layer reads its input as a constant, so that
+            layers don't wait for each other in the backward.
         plan: a saved plan to run, for calls of its length; its budget stands in for `mem_budget`.
         options: see `adjcomp.Options`.
 
     Raises:
-        ValueError, TypeError: a budget of another form or above the device's size, a chunk below 1.
+        ValueError, TypeError: a budget of another form or above the device's size, a chunk below 1, another coupling, a
+            window below 1 or one that is no integer.
         CaptureError, BudgetError: at the first call, when the model cannot be captured or no plan fits.
     """
     if not isinstance(model, torch.nn.Module):
@@ -48,7 +56,9 @@ def compile(
     parameter = next(model.parameters(), None)
     check_budget(mem_budget, torch.device("cpu") if parameter is None else parameter.device)
     optimizer_bytes(optimizer, model.parameters())  # an unknown name is refused now rather than at the first step
-    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer, plan))
+    variant = make_variant(coupling, adjoint_window)
+    warn_once(variant)
+    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer, plan, variant))
 
 
 def check_gradients(
@@ -57,14 +67,16 @@ def check_gradients(
     mem_budget: int | str | None = None,
     *,
     chunk: int | None = None,
+    adjoint_window: int | None = None,
+    coupling: str = "exact",
 ) -> GradientReport:
     """Run one step of `model` plainly and one compiled, and compare loss and gradients; gradients the model holds are left as
-    they were.
+    they were. With `adjoint_window` or `coupling="residual"` the report shows how far that approximation is from backpropagation.
 
     inputs: positional (tuple) or keyword (dict) arguments of one call. Random numbers (dropout) can't agree: use eval mode.
     """
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
-    compiled = compile(model, mem_budget, chunk=chunk)
+    compiled = compile(model, mem_budget, chunk=chunk, adjoint_window=adjoint_window, coupling=coupling)
     plain = measure(model, lambda: loss_of(model(*args, **kwargs)))
     ours = measure(model, lambda: loss_of(compiled(*args, **kwargs)))
     return compare(plain, ours)

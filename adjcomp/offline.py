@@ -13,6 +13,7 @@ from adjcomp.budget import Held
 from adjcomp.compiled import example_call
 from adjcomp.errors import BudgetError
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.machine import Machine, parse_machine
 from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
@@ -22,6 +23,7 @@ from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine
 from adjcomp.session import Session, made_side_bytes
 from adjcomp.units import format_bytes, parse_bytes
+from adjcomp.variants import make_variant
 
 Example = tuple[Any, ...] | dict[str, Any]
 FRONTIER_POINTS = 8
@@ -39,6 +41,8 @@ def plan(
     optimizer: torch.optim.Optimizer | str | None = None,
     chunk: int | None = None,
     example_inputs: Example | None = None,
+    adjoint_window: int | None = None,
+    coupling: str = "exact",
     options: Options | None = None,
 ) -> Plan:
     """The plan for a step of `model` on a machine, which need not be here; models on the meta device work.
@@ -51,6 +55,7 @@ def plan(
         optimizer: its state is counted; an optimizer or a name such as "adamw".
         chunk: chunk length in tokens; None lets the planner choose.
         example_inputs: arguments of the given shape (tuple or dict) where forward isn't `(input_ids, labels)`.
+        adjoint_window, coupling: the gradient, as `adjcomp.compile` takes them.
 
     Raises:
         BudgetError: nothing fits; its `minimum_bytes` does. CaptureError: the model can't be captured.
@@ -58,16 +63,19 @@ def plan(
     """
     target = parse_machine(machine)
     budget = _budget(mem_budget, target)
-    return plan_on_machine(_request(model, budget, batch_size, seq_len, target, optimizer, chunk, example_inputs, options))
+    variant = make_variant(coupling, adjoint_window)
+    return plan_on_machine(
+        _request(model, budget, batch_size, seq_len, target, optimizer, chunk, example_inputs, options, variant)
+    )
 
 
 def capture_example(
-    model: torch.nn.Module, batch_size: int, seq_len: int, example_inputs: Example | None
+    model: torch.nn.Module, batch_size: int, seq_len: int, example_inputs: Example | None, variant: Variant = EXACT
 ) -> tuple[CallTensors, Captured]:
     """A call of the given shape and its capture, kept as long as the model lives."""
     args, kwargs = example_call(model, batch_size, seq_len, example_inputs)
     call = describe_call(args, kwargs)
-    session = Session(model, None, None, Options(), captures=_CAPTURES.setdefault(model, OrderedDict()))
+    session = Session(model, None, None, Options(), captures=_CAPTURES.setdefault(model, OrderedDict()), variant=variant)
     return call, session.captured(args, kwargs, call)
 
 
@@ -81,10 +89,11 @@ def _request(
     chunk: int | None,
     example_inputs: Example | None,
     options: Options | None,
+    variant: Variant,
 ) -> OfflineRequest:
     if seq_len < 1 or batch_size < 1:
         raise ValueError(f"batch_size and seq_len must be at least 1, not {batch_size} and {seq_len}")
-    call, captured = capture_example(model, batch_size, seq_len, example_inputs)
+    call, captured = capture_example(model, batch_size, seq_len, example_inputs, variant)
     tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
     coming = optimizer_bytes(optimizer, model.parameters())
     return OfflineRequest(

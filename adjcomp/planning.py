@@ -14,6 +14,7 @@ from adjcomp.ir.actions import Recompute
 from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.machine import Device, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
@@ -66,6 +67,7 @@ def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
     """A saved plan on this model, after checking that it is a plan for it: same length, same tiles, same bytes."""
     if plan.costs.seq_len != request.seq_len:
         raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens and the call has {request.seq_len}: plan again")
+    _check_variant(plan, request.captured.stack.variant)
     policy = KeepPolicy(plan.costs.keeps)
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
@@ -81,6 +83,13 @@ def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
                 )
     last = model.last_length(plan.chunk)
     return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(last))
+
+
+def _check_variant(plan: Plan, variant: Variant) -> None:
+    """ValueError for a saved plan of another gradient than the one that is asked for."""
+    saved = Variant(Coupling(plan.costs.coupling), plan.costs.adjoint_window)
+    if saved != variant:
+        raise ValueError(f"the saved plan computes another gradient ({saved}) than asked for ({variant}): plan again")
 
 
 def _bytes_of(tile: TileCost) -> tuple[object, ...]:

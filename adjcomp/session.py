@@ -15,6 +15,7 @@ from adjcomp.errors import BudgetError, CaptureError
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.keys import capture_key, check_leaves
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
@@ -24,6 +25,7 @@ from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_executable
 from adjcomp.progress import progress
 from adjcomp.stepping import Stats, StepRequest, made_bytes, run_step
+from adjcomp.variants import check_linear
 
 CAPTURES_KEPT = 16
 PLANS_KEPT = 64
@@ -39,6 +41,7 @@ class Session:
     options: Options
     optimizer: torch.optim.Optimizer | str | None = None
     saved_plan: Plan | None = None
+    variant: Variant = EXACT
     captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
     last_plan: Plan | None = None
@@ -77,7 +80,7 @@ class Session:
 
         A length at which the model branches otherwise has its own.
         """
-        general = (capture_key(self.model, call), None)
+        general = ((capture_key(self.model, call), self.variant.at(call.seq_len)), None)
         self._capture(general, args, kwargs)
         regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]
         key = regimes[0] if regimes else (general[0], max(2, call.seq_len))
@@ -88,8 +91,10 @@ class Session:
     def _capture(self, key: tuple[Any, int | None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if key not in self.captures:
             _check_devices(self.model)
+            variant: Variant = key[0][1]
+            check_linear(self.model, variant)
             with progress(f"capturing {type(self.model).__name__}"):
-                self.captures[key] = run_capture(self.model, args, kwargs, hint=key[1])
+                self.captures[key] = run_capture(self.model, args, kwargs, hint=key[1], variant=variant)
             if len(self.captures) > CAPTURES_KEPT:
                 self.captures.popitem(last=False)
         self.captures.move_to_end(key)

@@ -122,6 +122,8 @@ class CostModel:
             publish_bytes=self.outside.publish_bytes,
             keeps=self.policy.value,
             ties=self.outside.ties,
+            coupling=self.stack.variant.coupling.value,
+            adjoint_window=self.stack.variant.adjoint_window,
         )
 
     def _table(self, length: int) -> tuple[TileCost, ...]:
@@ -147,14 +149,14 @@ class CostModel:
         read = [template.inputs[i].kind for i in programs.reads]
         streams = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.STREAM]
         carries = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.CARRY]
-        adjoints = [number_of_bytes(v, template.time, length) for kind, d, v in outputs if kind is OutputKind.CARRY and d]
+        adjoints = self._adjoint_values(index, outputs)
         return TileCost(
             name="",
             stream_bytes=sum(streams),
             carry_bytes=sum(carries),
             keep_bytes=programs.saved_bytes,
             cotangent_bytes=sum(streams) if any(d for kind, d, _ in outputs if kind is OutputKind.STREAM) else 0,
-            adjoint_bytes=sum(adjoints),
+            adjoint_bytes=sum(number_of_bytes(v, template.time, length) for v in adjoints),
             forward_workspace_bytes=programs.forward.workspace_bytes + side_bytes,
             keep_workspace_bytes=_workspace(keeping) + side_bytes,
             adjoint_workspace_bytes=_workspace(vjp) + side_bytes + out_bytes,
@@ -169,6 +171,12 @@ class CostModel:
             has_vjp=vjp is not None,
             passes_cotangent=InputKind.STREAM in wanted,
         )
+
+    def _adjoint_values(self, index: int, outputs: list[tuple[OutputKind, bool, Any]]) -> list[Any]:
+        """What travels backward in time: cotangents of states, or, under a window, what the window needs of later steps."""
+        split = self.splits[index]
+        given = {} if split is None else dict(split.joint.cotangent_values())
+        return [given.get(i, v) for i, (kind, d, v) in enumerate(outputs) if kind is OutputKind.CARRY and d]
 
     def _slices(self, template: Template, length: int) -> tuple[int, int]:
         """Bytes of the chunks cut out of whole-sequence values that are not dense as they stand: of sides, and of output

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.stack import InputKind, OutputKind, Template
+from adjcomp.passes.adjoint_window import cut_to_window
 from adjcomp.passes.aliasing import is_alias, storage_root
 from adjcomp.passes.cleanup import tidy
 from adjcomp.passes.sizes import number_of_bytes
@@ -47,6 +48,12 @@ class JointGraph:
     graph: fx.Graph
     cotangents: tuple[int, ...]  # indices of template outputs that take a cotangent
     gradients: tuple[int, ...]  # indices of template inputs whose gradient comes out
+
+    def cotangent_values(self) -> list[tuple[int, torch.Tensor]]:
+        """Template output and fake value of each cotangent that comes in."""
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        values = [n.meta["val"] for n in placeholders[len(self.template.inputs) :]]
+        return list(zip(self.cotangents, values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,10 @@ def differentiate(template: Template) -> JointGraph | None:
         inputs = [torch.empty_strided(tuple(v.shape), v.stride(), dtype=v.dtype, device=v.device) for v in fakes]
         traced = make_fx(joint)(inputs, tangents)
     reached = tuple(i for i, yes in zip(gradients, found, strict=True) if yes)
-    return JointGraph(template, tidy(traced.graph), cotangents, reached)
+    made = tidy(traced.graph)
+    if template.window is not None:
+        cut_to_window(made, template, cotangents)
+    return JointGraph(template, made, cotangents, reached)
 
 
 def split(joint: JointGraph, policy: KeepPolicy) -> Split:

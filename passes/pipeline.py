@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from adjcomp.ir.stack import ResidualStack
+from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.passes.capture import TracedModel, capture
 from adjcomp.passes.joint import JointGraph, KeepPolicy, Split, differentiate, split
 from adjcomp.passes.timeshard import Trainable, shard
@@ -46,10 +47,11 @@ def run_capture(
     observe: Observer | None = None,
     *,
     hint: int | None = None,
+    variant: Variant = EXACT,
 ) -> Captured:
     """Capture a call of a model. Raises CaptureError; the model is left as it was.
 
-    hint: the length at which branches on the length are decided; None for a long one.
+    hint: the length at which branches on the length are decided; None for a long one. variant: which gradient is wanted.
     """
     note = observe or _observe
     started = time.perf_counter()
@@ -62,7 +64,7 @@ def run_capture(
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # not those of a checkpoint around the call
         traced = capture(model, args, kwargs, hint)
         done("capture", traced.graph.graph)
-        stack = shard(traced, trainable(model, traced, args, kwargs))
+        stack = shard(traced, trainable(model, traced, args, kwargs), variant)
         done("timeshard", stack)
         joints = tuple(differentiate(template) for template in stack.templates)
         done("differentiate", joints)

@@ -10,13 +10,15 @@ from torch import fx
 from adjcomp.ir.stack import TileInput, TileOutput
 
 
-def template_key(graph: fx.Graph, inputs: Iterable[TileInput], outputs: Iterable[TileOutput]) -> str:
-    """One line a node: op, arguments by number, shape, strides and dtype."""
+def template_key(graph: fx.Graph, inputs: Iterable[TileInput], outputs: Iterable[TileOutput], window: int | None = None) -> str:
+    """One line a node: op, arguments by number, shape, strides and dtype; and the window of its recurrences' adjoints."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     lines = [
         f"inputs {[(i.kind.value, i.differentiable) for i in inputs]}",
         f"outputs {[(o.kind.value, o.differentiable) for o in outputs]}",
     ]
+    if window is not None:
+        lines.append(f"adjoint window {window}")
     for node in graph.nodes:
         args = fx.map_arg((node.args, node.kwargs), lambda a: _Numbered(number[a]))  # type: ignore[return-value]
         target = node.op if node.op == "placeholder" else str(node.target)

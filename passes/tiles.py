@@ -9,7 +9,10 @@ from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template, TileInput, TileOutput
+from adjcomp.ir.variant import Coupling, Variant
+from adjcomp.passes.adjoint_window import RECURRENCES, check_recurrences, windowed_shape
 from adjcomp.passes.carried import CARRIED_OPS
+from adjcomp.passes.coupling import detach_branches
 from adjcomp.passes.cut import where
 from adjcomp.passes.template import template_key
 from adjcomp.passes.tilegraph import TileGraph, state_argument
@@ -43,21 +46,32 @@ def build_tile(whole: Whole, index: int) -> Tile:
     return Tile(tile, outs, sums)
 
 
-def bind_layers(whole: Whole, tiles: list[Tile]) -> tuple[tuple[Layer, ...], tuple[Template, ...]]:
+def bind_layers(whole: Whole, tiles: list[Tile], variant: Variant) -> tuple[tuple[Layer, ...], tuple[Template, ...]]:
     """Layers, and the templates that equal ones share."""
     layers: list[Layer] = []
     templates: list[Template] = []
     _check_draws(tiles)
+    if variant.coupling is Coupling.RESIDUAL:
+        for tile in tiles[1:-1]:
+            _decouple(tile.graph, len(tiles))
+    if variant.adjoint_window is not None:
+        check_recurrences((n for tile in tiles for n in tile.graph.carried), variant.adjoint_window)
     stream_wanted = False
     for tile in tiles:
-        template, needs = _finish(whole, tile, stream_wanted)
+        template, needs = _finish(whole, tile, stream_wanted, variant.adjoint_window)
         known = [t.key for t in templates]
         if template.key not in known:
             templates.append(template)
             known.append(template.key)
-        layers.append(_bind(whole, tile, known.index(template.key), len(tiles)))
+        layers.append(_bind(whole, tile, known.index(template.key), len(tiles), variant.adjoint_window))
         stream_wanted = needs
     return tuple(layers), tuple(templates)
+
+
+def _decouple(built: TileGraph, count: int) -> None:
+    """Make the branches of a layer read their input as a constant."""
+    stream = next(node for kind, node in built.results if kind is OutputKind.STREAM)
+    detach_branches(built.graph, built.placeholders[InputKind.STREAM][0], stream, _layer_name(built, count))
 
 
 def _check_draws(tiles: list[Tile]) -> None:
@@ -74,7 +88,7 @@ def _check_draws(tiles: list[Tile]) -> None:
 _ORDER = (InputKind.PARAMETER, InputKind.STREAM, InputKind.SIDE, InputKind.CARRY, InputKind.SEED, InputKind.OFFSET)
 
 
-def _finish(whole: Whole, tile: Tile, stream_wanted: bool) -> tuple[Template, bool]:
+def _finish(whole: Whole, tile: Tile, stream_wanted: bool, window: int | None) -> tuple[Template, bool]:
     """Fix the order of placeholders and outputs, and which gradients are wanted; the second result: does g[k,c] matter above."""
     built = tile.graph
     wanted = {kind: [n in whole.grad_nodes for n in built.inputs[kind]] for kind in (InputKind.PARAMETER, InputKind.SIDE)}
@@ -98,7 +112,8 @@ def _finish(whole: Whole, tile: Tile, stream_wanted: bool) -> tuple[Template, bo
     built.graph.output(tuple(nodes))
     built.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
     module = fx.GraphModule(torch.nn.Module(), built.graph)
-    return Template(module, tuple(inputs), tuple(outputs), whole.traced.time, template_key(built.graph, inputs, outputs)), needs
+    key = template_key(built.graph, inputs, outputs, window)
+    return Template(module, tuple(inputs), tuple(outputs), whole.traced.time, key, window), needs
 
 
 def _is_continuous(node: fx.Node) -> bool:
@@ -117,7 +132,7 @@ def _reorder(graph: fx.Graph, order: list[fx.Node]) -> None:
             first.prepend(placeholder)
 
 
-def _bind(whole: Whole, tile: Tile, template: int, count: int) -> Layer:
+def _bind(whole: Whole, tile: Tile, template: int, count: int, window: int | None) -> Layer:
     built = tile.graph
     sides = tuple(_index(whole.sides, n) for n in built.inputs[InputKind.SIDE])
     return Layer(
@@ -125,7 +140,7 @@ def _bind(whole: Whole, tile: Tile, template: int, count: int) -> Layer:
         template=template,
         parameters=tuple(whole.state_names[n.name] for n in built.inputs[InputKind.PARAMETER]),
         sides=sides,
-        carries=tuple(_carry_info(whole, n) for n in built.carried),
+        carries=tuple(_carry_info(whole, n, window) for n in built.carried),
         outs=tile.outs,
         sums=tile.sums,
     )
@@ -137,14 +152,15 @@ def _index(values: list[fx.Node], node: fx.Node) -> int:
     return values.index(node)
 
 
-def _carry_info(whole: Whole, node: fx.Node) -> CarryInfo:
+def _carry_info(whole: Whole, node: fx.Node, window: int | None) -> CarryInfo:
     state = node.meta["val"][CARRIED_OPS[node.target].state_output]
     start = state_argument(node)
     if start is not None and start in whole.cut.late:
         raise CaptureError(f"{where(node)}: its initial state is computed from the whole sequence")
     final = next((i for i, n in enumerate(whole.finals) if n.args[0] is node), None)
     initial = None if start is None else _index(whole.initial, start)
-    return CarryInfo(tuple(int(s) for s in state.shape), state.dtype, initial, final)
+    windowed = windowed_shape(node, window) if window is not None and node.target in RECURRENCES else None
+    return CarryInfo(tuple(int(s) for s in state.shape), state.dtype, initial, final, windowed)
 
 
 def _layer_name(built: TileGraph, count: int) -> str:

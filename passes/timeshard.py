@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from adjcomp.ir.stack import OutInfo, ResidualStack, SideInfo, SumInfo, TimeAxis
+from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.passes.capture import TracedModel
 from adjcomp.passes.outputs import find_outputs
 from adjcomp.passes.outside import build_epilogue, build_prologue
@@ -19,12 +20,12 @@ from adjcomp.passes.whole import Trainable, Whole, analyse
 __all__ = ["Trainable", "shard"]
 
 
-def shard(traced: TracedModel, trainable: Trainable) -> ResidualStack:
+def shard(traced: TracedModel, trainable: Trainable, variant: Variant = EXACT) -> ResidualStack:
     """Cut a traced model into tile functions. Raises CaptureError naming module, op and source line of what cannot be cut."""
     whole = analyse(traced, trainable)
     find_outputs(whole)
     tiles = [build_tile(whole, k) for k in range(len(whole.cut.borders) + 1)]
-    layers, templates = bind_layers(whole, tiles)
+    layers, templates = bind_layers(whole, tiles, variant)
     return ResidualStack(
         layers=layers,
         templates=templates,
@@ -38,6 +39,7 @@ def shard(traced: TracedModel, trainable: Trainable) -> ResidualStack:
         dropped_outputs=whole.dropped_outputs(),
         updates=whole.updates,
         placeholder_names=(*traced.parameter_names, *traced.buffer_names, *(i.path for i in traced.inputs)),
+        variant=variant,
     )
 
 

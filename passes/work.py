@@ -30,7 +30,16 @@ _RECURRENCE_VJPS = {
     _ops.ssd_vjp.default,
     _ops.gated_delta_rule_vjp.default,
 }
+# Windowed VJPs, with the argument that shows the state, and the first dimension of it that is the state's after the batch.
+_WINDOWED = {
+    _ops.linear_scan_window_vjp.default: (3, 2),
+    _ops.dense_scan_window_vjp.default: (3, 2),
+    _ops.selective_scan_window_vjp.default: (10, 1),
+    _ops.ssd_window_vjp.default: (10, 1),
+    _ops.gated_delta_rule_window_vjp.default: (7, 1),
+}
 _LOSS_PRODUCTS = {_ops.linear_cross_entropy.default: (0, 1), _ops.linear_cross_entropy_vjp.default: (1, 3)}
+WINDOW_UPDATES = 12  # two scans, two products and two sums over states, each in memory
 VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
 
 
@@ -85,6 +94,11 @@ def _updates(step: Compute, sizes: _SlotSizes) -> int:
     if step.target in _RECURRENCES:
         outputs = sizes.shapes_of(step.result)
         return outputs[0][1] * math.prod(outputs[1])
+    if step.target in _WINDOWED:
+        position, first = _WINDOWED[step.target]
+        state = sizes.shapes_of(step.args[position])[0]
+        steps = next(sizes.shapes_of(s)[0][1] for i, s in enumerate(step.args) if i != 1 and isinstance(s, Slot))
+        return WINDOW_UPDATES * (steps + int(step.args[-1])) * state[0] * math.prod(state[first:])
     if step.target in _RECURRENCE_VJPS:
         cotangent = next(s for s in step.args if isinstance(s, Slot))
         state = sizes.shapes_of(step.args[1] if isinstance(step.args[1], Slot) else cotangent)[0]

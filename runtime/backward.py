@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adjcomp.ir.program import TilePrograms
-from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template
+from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template
 from adjcomp.ir.values import adjoint, cotangent, keep, stream
 from adjcomp.runtime.tiles import Tiles, compiled
 from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepOutputs, Tensor, accumulation_dtype, present
@@ -62,7 +62,12 @@ class Backward:
         held: Held = []
         for wanted, info in zip(_takes_adjoint(template), layer.carries, strict=True):
             given = self.given.finals[info.final] if info.final is not None else None
-            made = self.tiles.zeros(info.shape, info.dtype) if wanted else None
+            if given is not None and info.windowed is not None:
+                raise RuntimeError(
+                    f"the final state of {layer.name} takes a gradient, which adjoint_window can't cut to a window: "
+                    "detach the final state, or use adjoint_window=None"
+                )
+            made = self.tiles.zeros(info.adjoint_shape, info.dtype) if wanted else None
             held.append(made if made is None or given is None else made.copy_(given))
         return held
 
@@ -118,7 +123,13 @@ class Backward:
         for info, result in zip(layer.carries, held, strict=True):
             if info.initial is not None and result is not None:
                 known = self.initial.get(info.initial)
-                self.initial[info.initial] = result if known is None else known.add_(result)
+                share = result if info.windowed is None else self._state_part(info, result)
+                self.initial[info.initial] = share if known is None else known.add_(share)
+
+    def _state_part(self, info: CarryInfo, adjoint: Tensor) -> Tensor:
+        """The cotangent of the state in a windowed adjoint state, on its own."""
+        made = self.tiles.zeros(info.shape, info.dtype)
+        return made.copy_(adjoint[:, : made[0].numel()].view(info.shape))
 
     def _cotangent(self, k: int, chunk: int, i: int) -> Tensor:
         """The cotangent of output i of a tile; zeros where nothing flowed."""
@@ -131,7 +142,7 @@ class Backward:
             case OutputKind.CARRY:
                 info = layer.carries[entry.index]
                 given = self.tiles.values[adjoint(k, chunk)][entry.index]
-                return self.tiles.zeros(info.shape, info.dtype) if given is None else given
+                return self.tiles.zeros(info.adjoint_shape, info.dtype) if given is None else given
             case OutputKind.SUM:
                 index = layer.sums[entry.index]
                 given = self.given.sums[index]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from adjcomp.ir.program import Program, TilePrograms
-from adjcomp.ir.stack import InputKind, Layer, Template
+from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
 
@@ -35,7 +35,7 @@ def time_tile(
         keeping = programs.keeping
         seconds["keeping"] = _shortest(lambda: _run(keeping, inputs, []))
         seconds["forward"] = min(seconds.values())  # the same operations: what a disturbed run says otherwise is noise
-        seconds["vjp"] = _shortest(_vjp(template, programs, inputs))
+        seconds["vjp"] = _shortest(_vjp(template, layer, programs, inputs))
     return seconds
 
 
@@ -55,13 +55,19 @@ def _run(program: Program, inputs: list[Tensor], gradients: list[Tensor | None])
     return compile_program(program)(list(inputs), gradients, StorageTracker(0))
 
 
-def _vjp(template: Template, programs: TilePrograms, inputs: list[Tensor]) -> Callable[[], object]:
+def _cotangent(template: Template, layer: Layer, index: int, output: Tensor) -> Tensor:
+    entry = template.outputs[index]
+    windowed = layer.carries[entry.index].windowed if entry.kind is OutputKind.CARRY else None
+    return torch.ones_like(output) if windowed is None else output.new_ones(windowed)
+
+
+def _vjp(template: Template, layer: Layer, programs: TilePrograms, inputs: list[Tensor]) -> Callable[[], object]:
     assert programs.keeping is not None
     assert programs.vjp is not None
     results = _run(programs.keeping, inputs, [])
     outputs, saved = results[: len(template.outputs)], results[len(template.outputs) :]
     arguments = [inputs[i] for i in programs.reads] + [outputs[i] for i in programs.reads_outputs] + list(saved)
-    arguments += [torch.ones_like(outputs[i]) for i in programs.cotangents]
+    arguments += [_cotangent(template, layer, i, outputs[i]) for i in programs.cotangents]
     gradients = [
         torch.zeros_like(inputs[i]) if template.inputs[i].kind in (InputKind.PARAMETER, InputKind.SIDE) else None
         for i in programs.gradients

@@ -24,9 +24,8 @@ def compile_program(program: Program) -> Compiled:
     if program.inputs:
         lines.append(f"    {', '.join(map(repr, program.inputs))}, = inputs")
     lines.append("    inputs.clear()")
-    unread = [
-        slot for slot in program.inputs if slot in program.owned and not any(slot in step.frees for step in program.instructions)
-    ]
+    last = {*program.outputs, *(slot for step in program.instructions for slot in step.frees)}
+    unread = [slot for slot in program.inputs if slot in program.owned and slot not in last]
     if unread:
         lines.append(f"    del {', '.join(map(repr, unread))}")
     for step in program.instructions:

@@ -66,6 +66,8 @@ class StackCosts:
     publish_bytes: tuple[int, ...]
     keeps: str = "lean"  # what keep[k,c] holds: "lean" (what is dear to make) or "full" (everything the VJP reads)
     ties: tuple[Tie, ...] = ()  # parameters that several layers share
+    coupling: str = "exact"  # "residual": layer inputs are constants of the backward, an approximation
+    adjoint_window: int | None = None  # steps that an output's adjoint reaches back; None: all, as backpropagation does
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

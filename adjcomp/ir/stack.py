@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from adjcomp.ir.variant import EXACT, Variant
+
 
 class InputKind(enum.Enum):
     """What a placeholder of a tile function takes."""
@@ -59,7 +61,8 @@ class TileOutput:
 class Template:
     """A tile function, shared by all layers with an equal graph.
 
-    graph: ATen nodes over one symbol for the chunk length; `meta["val"]` on every node. key: its canonical text.
+    graph: ATen nodes over one symbol for the chunk length; `meta["val"]` on every node. key: its canonical text. window: steps
+    that the adjoint of an output reaches back in this tile's recurrences; None for all.
     """
 
     graph: fx.GraphModule
@@ -67,6 +70,7 @@ class Template:
     outputs: tuple[TileOutput, ...]
     time: Any
     key: str
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,23 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class CarryInfo:
-    """One tensor of a layer's state: its shape and dtype; `initial` indexes the prologue's outputs (None: zeros)."""
+    """One tensor of a layer's state: its shape and dtype; `initial` indexes the prologue's outputs (None: zeros).
+
+    windowed: shape of the adjoint state under a window: (batch, state + (window - 1) · features), the cotangent of the state
+    before the chunk and what the window needs of the steps after it. None without a window: then the adjoint state is like the
+    state.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     initial: int | None
     final: int | None  # index among the epilogue's final states; None when the model does not return it
+    windowed: tuple[int, ...] | None = None
+
+    @property
+    def adjoint_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that travels backward in time for this state."""
+        return self.shape if self.windowed is None else self.windowed
 
 
 @dataclass(frozen=True)
@@ -136,7 +151,7 @@ class ResidualStack:
     layers: stem first, head last. prologue: graph from the model's parameters, buffers and inputs to (sides…, initial states…).
     epilogue: graph from the same, followed by (sums…, outs…, final states…), to the model's output tensors; outputs that stand
     for a dropped value (logits beside a loss) are listed in `dropped_outputs`. Its last outputs are new values of the buffers and
-    inputs that the model changes in forward, named in `updates`.
+    inputs that the model changes in forward, named in `updates`. variant: which gradient the tiles' VJPs compute.
     """
 
     layers: tuple[Layer, ...]
@@ -151,3 +166,4 @@ class ResidualStack:
     dropped_outputs: frozenset[int]
     updates: tuple[str, ...]
     placeholder_names: tuple[str, ...]  # parameters, buffers, inputs: the placeholders of prologue and epilogue
+    variant: Variant = EXACT

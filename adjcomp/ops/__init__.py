@@ -4,6 +4,7 @@ Time is dimension 1 everywhere. Every recurrence returns its outgoing state; sta
 be float64, float32, bfloat16 or float16 and may be mixed; arithmetic and states are float32, or float64 where an input is.
 """
 
+import adjcomp.ops.windowed
 from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd

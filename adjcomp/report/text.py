@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.units import format_bytes, format_seconds
 
 WIDTH = 100
@@ -58,7 +59,14 @@ def _summary(plan: Plan) -> list[str]:
         f"{_places(plan)}",
         f"  step     {format_seconds(plan.seconds)} predicted, at least {format_seconds(plan.lower_bound_seconds)} for any plan",
         f"  gap      {100 * plan.gap:.2f} % ({plan.status.value})",
+        *_approximation(costs),
     ]
+
+
+def _approximation(costs: StackCosts) -> list[str]:
+    """A line for plans whose gradient isn't backpropagation's."""
+    variant = Variant(Coupling(costs.coupling), costs.adjoint_window)
+    return [f"  gradient AN APPROXIMATION of backpropagation; {variant}"] if variant.approximate else []
 
 
 def _places(plan: Plan) -> str:

@@ -30,7 +30,14 @@ MODULES = {
 }
 PACKAGES = {"cpu": "adjcomp.runtime.kernels.cpu", "cuda": "adjcomp.runtime.kernels.triton"}
 # Ops whose one implementation serves every device.
-COMMON = {"linear_cross_entropy": "adjcomp.runtime.kernels.cross_entropy"}
+COMMON = {
+    "linear_cross_entropy": "adjcomp.runtime.kernels.cross_entropy",
+    "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
+    "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
+    "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",
+    "ssd_window": "adjcomp.runtime.kernels.windowed.selective",
+    "gated_delta_rule_window": "adjcomp.runtime.kernels.windowed.delta",
+}
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 VJP_SUFFIX = "_vjp"
 
