@@ -15,6 +15,7 @@ from adjcomp.errors import CaptureError
 from adjcomp.passes.emitting import Emitter, fake_result
 from adjcomp.passes.layouts import weights_on_the_right
 from adjcomp.passes.losses import fuse_cross_entropy
+from adjcomp.passes.norms import fuse_rms_norms
 from adjcomp.passes.timearguments import argument
 from adjcomp.passes.timeaxis import time_factor
 from adjcomp.passes.windows import lower_windows
@@ -37,6 +38,7 @@ def clean(graph: fx.Graph, time: Any) -> fx.Graph:
         _drop_stride_copies,
         _cancel_transposes,
         fuse_cross_entropy,
+        fuse_rms_norms,
         refresh,
     )
     for rewrite in rewrites:

@@ -23,6 +23,7 @@ from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.adjoint_window import cut_to_window
 from adjcomp.passes.aliasing import is_alias, storage_root
 from adjcomp.passes.cleanup import tidy
+from adjcomp.passes.norms import add_residual_cotangents
 from adjcomp.passes.sizes import number_of_bytes
 
 aten = torch.ops.aten
@@ -107,11 +108,12 @@ def differentiate(template: Template) -> JointGraph | None:
         ]
         inputs = [torch.empty_strided(tuple(v.shape), v.stride(), dtype=v.dtype, device=v.device) for v in fakes]
         traced = make_fx(joint)(inputs, tangents)
-    reached = tuple(i for i, yes in zip(gradients, found, strict=True) if yes)
-    made = tidy(traced.graph)
+    graph = tidy(traced.graph)
     if template.window is not None:
-        cut_to_window(made, template, cotangents)
-    return JointGraph(template, made, cotangents, reached)
+        cut_to_window(graph, template, cotangents)
+    add_residual_cotangents(graph)
+    reached = tuple(i for i, yes in zip(gradients, found, strict=True) if yes)
+    return JointGraph(template, graph, cotangents, reached)
 
 
 def split(joint: JointGraph, policy: KeepPolicy) -> Split:
@@ -124,6 +126,7 @@ def split(joint: JointGraph, policy: KeepPolicy) -> Split:
 _RECOMPUTABLE = {
     torch.ops.adjcomp.causal_conv1d.default,
     torch.ops.adjcomp.counter_uniform.default,
+    torch.ops.adjcomp.rms_norm.default,
     aten.mean.dim,
     aten.sum.dim_IntList,
     aten.amax.default,

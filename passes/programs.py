@@ -6,20 +6,32 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
-from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot, TilePrograms
+from adjcomp.ir.program import (
+    Accumulate,
+    AccumulateProduct,
+    AccumulateRows,
+    Accumulator,
+    Compute,
+    Instruction,
+    Program,
+    Slot,
+    TilePrograms,
+)
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.aliasing import is_alias, storage_root
+from adjcomp.passes.emitting import fake_result
 from adjcomp.passes.joint import Split
 from adjcomp.passes.liveness import workspace
 from adjcomp.passes.sizes import number_of_bytes, shape_at, size_at
 from adjcomp.passes.work import work_of
 
 aten = torch.ops.aten
+ops = torch.ops.adjcomp
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class _Lowering:
         self.steps: list[Instruction] = []
         self.values: list[Any] = []  # fake value by slot number
         self.copy_results = False
+        self.added: set[fx.Node] = set()  # gradients that an op has added to their accumulator itself
 
     def results_owned(self) -> _Lowering:
         """Results become dense tensors with storage of their own, so that a value's bytes are what its shape says."""
@@ -129,6 +142,8 @@ class _Lowering:
         if not isinstance(value, torch.Tensor | tuple | list):
             self.memo[node] = size_at(value, self.at.time, self.at.length) if isinstance(value, int | torch.SymInt) else value
             return
+        if self._becomes_rows(node) or self._adds_loss(node):
+            return
         if self._becomes_product(node) or (node.target is aten.t.default and node.args[0] not in self.memo):
             return
         args, kwargs = self._arguments(node)
@@ -164,16 +179,52 @@ class _Lowering:
             return user.target is aten.t.default and self._sole(user)
         return False
 
+    def _becomes_rows(self, node: fx.Node) -> bool:
+        """The gradient of a table that only feeds an accumulator is added row by row instead."""
+        return node.target is aten.embedding_dense_backward.default and not node.args[4] and self._sole(node)
+
+    def _adds_loss(self, node: fx.Node) -> bool:
+        """The VJP of the head, where its weight's gradient only feeds an accumulator: emitted so that it adds there itself."""
+        if node.target is not ops.linear_cross_entropy_vjp.default:
+            return False
+        parts = {user.args[1]: user for user in node.users}
+        if 1 not in parts or not self._sole(parts[1]):
+            return False
+        if node.args[1].meta["val"].dtype is not node.args[2].meta["val"].dtype:
+            return False
+        args, _ = self._arguments(node)
+        accumulator = Accumulator(self.accumulate[parts[1]][0])
+        result = self._slot(node.meta["val"][0])
+        target = ops.linear_cross_entropy_add_vjp.default
+        self.steps.append(Compute(target, (*args[:-1], args[-1][0], accumulator), {}, result, allocates=True))
+        self.memo[node] = result
+        self.memo.update(dict.fromkeys(parts.values(), result))
+        self.added.add(parts[1])
+        return True
+
     def _sole(self, node: fx.Node) -> bool:
         return len(self.accumulate.get(node, ())) == 1 and all(user.op == "output" for user in node.users)
 
     def _accumulate(self, node: fx.Node, number: int) -> None:
+        if node in self.added:
+            return
+        if self._becomes_rows(node):
+            self._accumulate_rows(node, number)
+            return
         product = node.args[0] if node.target is aten.t.default else node
         if isinstance(product, fx.Node) and product.target is aten.mm.default and product not in self.memo:
             left, right = product.args
             self.steps.append(AccumulateProduct(number, self.memo[left], self.memo[right], product is not node))
         else:
             self.steps.append(Accumulate(number, self.memo[node]))
+
+    def _accumulate_rows(self, node: fx.Node, number: int) -> None:
+        value, rows, _, padding, _ = cast("tuple[fx.Node, fx.Node, int, int, bool]", node.args)
+        slot = self.memo[value]
+        if value.meta["val"].dtype not in (torch.float32, torch.float64):
+            slot = self._slot(fake_result(aten._to_copy.default, (value,), {"dtype": torch.float32}))
+            self.steps.append(Compute(aten._to_copy.default, (self.memo[value],), {"dtype": torch.float32}, slot, allocates=True))
+        self.steps.append(AccumulateRows(number, self.memo[rows], slot, padding if padding >= 0 else None))
 
     def _result(self, node: fx.Node) -> Slot:
         slot: Slot = self.memo[node]
@@ -247,6 +298,8 @@ def reads_of(step: Instruction) -> list[Slot]:
             return [step.value]
         case AccumulateProduct():
             return [step.left, step.right]
+        case AccumulateRows():
+            return [step.rows, step.value]
 
 
 def _with_frees(

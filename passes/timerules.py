@@ -128,6 +128,13 @@ def _layer_norm(context: TimeContext, node: fx.Node) -> Layouts:
     return (layout,) * (1 if isinstance(value, torch.Tensor) else len(value))
 
 
+def _rms_norm(context: TimeContext, node: fx.Node) -> Layouts:
+    layout = context.layout(node.args[0])
+    if layout is not None and layout.dim == len(shape_of(node.args[0])) - 1:
+        raise NotLocalError("it normalises over time")
+    return (layout, layout)
+
+
 def _log_sigmoid(context: TimeContext, node: fx.Node) -> Layouts:
     """Its second output is a buffer of the same shape, or an empty one, by device."""
     layout = context.layout(node.args[0])
@@ -241,6 +248,7 @@ RULES: dict[Any, Rule] = {
     **_packets(_matmul, "mm", "addmm", "bmm", "baddbmm"),
     **_packets(_embedding, "embedding"),
     **_packets(_layer_norm, "native_layer_norm", "_fused_rms_norm", "rms_norm"),
+    torch.ops.adjcomp.rms_norm: _rms_norm,
     **_packets(_batch_norm, "native_batch_norm", "_native_batch_norm_legit_no_training"),
     **_packets(_convolution, "convolution"),
     **_packets(pad_rule, "constant_pad_nd"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Slot, Work
+from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Compute, Instruction, Slot, Work
 
 if TYPE_CHECKING:
     from adjcomp.passes.programs import _SlotSizes
@@ -39,6 +39,7 @@ _WINDOWED = {
     _ops.gated_delta_rule_window_vjp.default: (7, 1),
 }
 _LOSS_PRODUCTS = {_ops.linear_cross_entropy.default: (0, 1), _ops.linear_cross_entropy_vjp.default: (1, 3)}
+_LOSS_PRODUCTS[_ops.linear_cross_entropy_add_vjp.default] = (1, 3)
 WINDOW_UPDATES = 12  # two scans, two products and two sums over states, each in memory
 VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
 
@@ -53,6 +54,9 @@ def work_of(steps: Sequence[Instruction], sizes: _SlotSizes) -> Work:
                 moved += _moved(sizes, [step.left, step.right])
                 kernels += 1
             case Accumulate():
+                moved += 3 * _moved(sizes, [step.value])
+                kernels += 1
+            case AccumulateRows():
                 moved += 3 * _moved(sizes, [step.value])
                 kernels += 1
             case Compute() if step.allocates:

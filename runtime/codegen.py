@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Instruction, Program, Slot
+from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Accumulator, Compute, Instruction, Program, Slot
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.rows import add_rows
 
 Compiled = Callable[[list[torch.Tensor], list[torch.Tensor | None], StorageTracker], tuple[Any, ...]]
 
@@ -52,6 +53,9 @@ def _lines(step: Instruction, constants: dict[str, Any]) -> list[str]:
         case AccumulateProduct():
             into = f"gradients[{step.index}]{'.t()' if step.transposed else ''}"
             made = [f"{into}.addmm_({step.left!r}, {step.right!r})"]
+        case AccumulateRows():
+            rows, value = repr(step.rows), repr(step.value)
+            made = [f"{_constant(add_rows, constants)}(gradients[{step.index}], {rows}, {value}, {step.padding})"]
     if step.frees:
         made.append(f"del {', '.join(map(repr, step.frees))}")
     return made
@@ -64,6 +68,8 @@ def _returns_several(target: Any) -> bool:
 def _expression(argument: Any, constants: dict[str, Any]) -> str:
     if isinstance(argument, Slot):
         return repr(argument)
+    if isinstance(argument, Accumulator):
+        return f"gradients[{argument.index}]"
     if isinstance(argument, list):
         return f"[{', '.join(_expression(a, constants) for a in argument)}]"
     if isinstance(argument, tuple):

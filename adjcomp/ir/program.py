@@ -22,6 +22,16 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Accumulator:
+    """Among the arguments of a `Compute`: the accumulator of a gradient, which the op adds to in place."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"gradient[{self.index}]"
+
+
+@dataclass(frozen=True)
 class Compute:
     """`result = target(*args, **kwargs)`, then `frees` are dropped. allocates: the result owns new storage."""
 
@@ -53,7 +63,21 @@ class AccumulateProduct:
     frees: tuple[Slot, ...] = ()
 
 
-Instruction = Compute | Accumulate | AccumulateProduct
+@dataclass(frozen=True)
+class AccumulateRows:
+    """`accumulator[index][rows] += value` in place: the gradient of a table from which rows were looked up, never held whole.
+
+    rows: (…), integers. value: (…, D). The row `padding` takes nothing.
+    """
+
+    index: int
+    rows: Slot
+    value: Slot
+    padding: int | None
+    frees: tuple[Slot, ...] = ()
+
+
+Instruction = Compute | Accumulate | AccumulateProduct | AccumulateRows
 
 
 @dataclass(frozen=True)
@@ -124,3 +148,6 @@ def _text(step: Instruction) -> str:
         case AccumulateProduct():
             product = f"{step.left!r} @ {step.right!r}"
             return f"gradient[{step.index}] += {f'({product}).T' if step.transposed else product}"
+        case AccumulateRows():
+            apart = "" if step.padding is None else f", but not at {step.padding}"
+            return f"gradient[{step.index}][{step.rows!r}] += {step.value!r}{apart}"

@@ -1,4 +1,4 @@
-"""The carried ops: recurrences, convolution, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
+"""The carried ops: recurrences, convolution, norm, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
 
 Time is dimension 1 everywhere. Every recurrence returns its outgoing state; states given and returned carry gradients. Inputs may
 be float64, float32, bfloat16 or float16 and may be mixed; arithmetic and states are float32, or float64 where an input is.
@@ -9,6 +9,7 @@ from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd
 from adjcomp.ops.loss import linear_cross_entropy
+from adjcomp.ops.norm import rms_norm
 from adjcomp.ops.scan import dense_scan, linear_scan
 from adjcomp.ops.selective import selective_scan
 from adjcomp.ops.uniform import counter_uniform
@@ -20,6 +21,7 @@ __all__ = [
     "gated_delta_rule",
     "linear_cross_entropy",
     "linear_scan",
+    "rms_norm",
     "selective_scan",
     "ssd",
 ]

@@ -65,6 +65,20 @@ def _fake_vjp(
     return masked_like(mask, x, weight)
 
 
+def _fake_add_vjp(
+    dloss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normaliser: Tensor,
+    ignore_index: int,
+    logits_dtype: torch.dtype | None,
+    wants_dx: bool,
+    dweight: Tensor,
+) -> Tensor:
+    return empty(x, tuple(x.shape) if wants_dx else (0,))
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weight, labels, ignore_index, logits_dtype = inputs
     _, valid_count, normaliser = output
@@ -93,5 +107,12 @@ define(
     f"(Tensor dloss, Tensor x, Tensor weight, Tensor labels, Tensor normaliser, {_OPTIONS}, bool[2] mask) -> "
     "(Tensor dx, Tensor dweight)",
     _fake_vjp,
+)
+# The VJP that adds the weight's cotangent to a sum over chunks, of the dtype of the arithmetic.
+define(
+    "linear_cross_entropy_add_vjp",
+    f"(Tensor dloss, Tensor x, Tensor weight, Tensor labels, Tensor normaliser, {_OPTIONS}, bool wants_dx, "
+    "Tensor(a!) dweight) -> Tensor dx",
+    _fake_add_vjp,
 )
 differentiate("linear_cross_entropy", _setup, _backward)

@@ -78,19 +78,51 @@ def linear_cross_entropy_vjp(
     logits_dtype: torch.dtype | None,
     mask: Mask,
 ) -> tuple[Tensor | None, ...]:
+    """Cotangents of x and weight."""
+    dweight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=x.device) if mask[1] else None
+    dx = _vjp(dloss, x, weight, labels, normaliser, ignore_index, logits_dtype, mask[0], dweight)
+    return dx, None if dweight is None else dweight.to(weight.dtype)
+
+
+def linear_cross_entropy_add_vjp(
+    dloss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normaliser: Tensor,
+    ignore_index: int,
+    logits_dtype: torch.dtype | None,
+    wants_dx: bool,
+    dweight: Tensor,
+) -> Tensor:
+    """The cotangent of x, empty where it isn't wanted; that of weight is added to `dweight`, in the dtype of the arithmetic."""
+    dx = _vjp(dloss, x, weight, labels, normaliser, ignore_index, logits_dtype, wants_dx, dweight)
+    return x.new_empty(0) if dx is None else dx
+
+
+def _vjp(
+    dloss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    normaliser: Tensor,
+    ignore_index: int,
+    logits_dtype: torch.dtype | None,
+    wants_dx: bool,
+    dweight: Tensor | None,
+) -> Tensor | None:
     """Recomputes each block of logits: dlogits = (softmax - onehot) dloss on valid rows."""
     wide = normaliser.dtype
     rows, flat, norm = x.reshape(-1, x.shape[-1]), labels.reshape(-1), normaliser.reshape(-1)
     scale = torch.where(flat != ignore_index, dloss.to(wide), 0.0)
-    dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if mask[0] else None
-    dweight = torch.zeros(weight.shape, dtype=wide, device=x.device) if mask[1] else None
+    dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if wants_dx else None
     for span in _spans(rows.shape[0], BLOCK_ROWS):
         x_rd = rows[span].to(wide)
-        dx_rd = torch.zeros_like(x_rd) if mask[0] else None
+        dx_rd = None if dx is None else torch.zeros_like(x_rd)
         _row_block_vjp(x_rd, weight, flat[span], norm[span], scale[span], logits_dtype, dx_rd, dweight)
         if dx is not None and dx_rd is not None:
             dx[span] = dx_rd
-    return None if dx is None else dx.view(x.shape), None if dweight is None else dweight.to(weight.dtype)
+    return None if dx is None else dx.view(x.shape)
 
 
 def _row_block_vjp(

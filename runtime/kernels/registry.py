@@ -27,11 +27,13 @@ MODULES = {
     "gated_delta_rule": "gated_delta_rule",
     "causal_conv1d": "causal_conv1d",
     "counter_uniform": "counter_uniform",
+    "rms_norm": "rms_norm",
 }
 PACKAGES = {"cpu": "adjcomp.runtime.kernels.cpu", "cuda": "adjcomp.runtime.kernels.triton"}
 # Ops whose one implementation serves every device.
 COMMON = {
     "linear_cross_entropy": "adjcomp.runtime.kernels.cross_entropy",
+    "linear_cross_entropy_add": "adjcomp.runtime.kernels.cross_entropy",
     "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",

@@ -6,7 +6,7 @@ import fidelity
 import pytest
 import torch
 
-from adjcomp.ir.program import AccumulateProduct, Compute
+from adjcomp.ir.program import AccumulateProduct, AccumulateRows, Accumulator, Compute
 from adjcomp.passes.joint import KeepPolicy, split
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.passes.programs import reads_of, tile_programs
@@ -97,3 +97,18 @@ def _state_bytes(captured: Captured, length: int) -> int:
             shape = [s if isinstance(s, int) else int(s.node.expr.xreplace({captured.traced.time: length})) for s in value.shape]
             total += torch.Size(shape).numel() * value.element_size()
     return total
+
+
+def test_gradients_of_tables_are_never_held_whole(captured: Captured) -> None:
+    """Given embedding and head, then their VJPs add to the accumulators: no value of (vocabulary, width) is made."""
+    first, last = captured.joints[0], captured.joints[-1]
+    assert first is not None
+    assert last is not None
+    embedding = tile_programs(captured.stack.templates[0], split(first, KeepPolicy.LEAN), 8).vjp
+    head = tile_programs(captured.stack.templates[-1], split(last, KeepPolicy.LEAN), 8).vjp
+    assert embedding is not None
+    assert head is not None
+    assert any(isinstance(step, AccumulateRows) for step in embedding.instructions)
+    assert any(isinstance(a, Accumulator) for s in head.instructions if isinstance(s, Compute) for a in s.args)
+    vocabulary_bytes = 4 * 61 * 32
+    assert embedding.workspace_bytes < vocabulary_bytes

@@ -88,6 +88,7 @@ def heads(t: Tensor) -> Heads:
     return Heads(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
 
 
+Argument = int | float | Matrix | Tensor | None
 VIEWS: dict[type, Callable[[Tensor], ctypes.Structure]] = {Matrix: matrix, Heads: heads}
 
 
@@ -101,7 +102,9 @@ def groups(batch: int, vectors: int, threads: int) -> int:
     return max(1, min(vectors, threads // math.gcd(batch, threads)))
 
 
-def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | Matrix | Tensor | None]) -> None:
+def run(
+    name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | float | Matrix | Tensor | None]
+) -> None:
     """Call `<entry>` of the library `name` with one structure, whose fields are filled by name; absent ones are null.
 
     Tensors must have the entry's dtype and have gone through `rows` (matrices) or be contiguous (pointers).
