@@ -43,7 +43,7 @@ def test_an_embedding_with_a_padding_row(tied: bool) -> None:
 
     ids = torch.randint(0, 13, (2, 23))
     model = Model()
-    compare(model.double(), adjcomp.compile(model, chunk=6), lambda m: m(ids), 1e-6)
+    compare(model.double(), adjcomp.compile(model, chunk=6), lambda m: m(ids), 1e-5)
     low = model.bfloat16()
     exact = Model().double()
     exact.load_state_dict(low.state_dict())
