@@ -5,7 +5,7 @@ accumulators.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.aliasing import is_alias, storage_root
 from adjcomp.passes.emitting import fake_result
 from adjcomp.passes.joint import Split
+from adjcomp.passes.lastuse import with_frees
 from adjcomp.passes.liveness import workspace
 from adjcomp.passes.sizes import number_of_bytes, shape_at, size_at
 from adjcomp.passes.work import work_of
@@ -125,7 +126,7 @@ class _Lowering:
                 self._accumulate(node, number)
         outputs = tuple(self._result(n) for n in self.results)
         owned = frozenset(self.memo[n] for n in self.owned)
-        steps = _with_frees(self.steps, inputs, owned, outputs)
+        steps = with_frees(self.steps, inputs, owned, outputs)
         sizes = _SlotSizes(self.values, self.at)
         return Program(
             self.name, inputs, owned, steps, outputs, workspace(steps, inputs, owned, sizes.bytes_of), work_of(steps, sizes)
@@ -276,41 +277,3 @@ class _SlotSizes:
         value = self.values[slot.number]
         tensors = [value] if isinstance(value, torch.Tensor) else value
         return [() if v is None else shape_at(v, self.at.time, self.at.length) for v in tensors]
-
-
-def slots_in(argument: Any) -> list[Slot]:
-    """Every slot among the arguments of an instruction."""
-    if isinstance(argument, Slot):
-        return [argument]
-    if isinstance(argument, tuple | list):
-        return [slot for item in argument for slot in slots_in(item)]
-    if isinstance(argument, dict):
-        return slots_in(list(argument.values()))
-    return []
-
-
-def reads_of(step: Instruction) -> list[Slot]:
-    """Slots that an instruction reads."""
-    match step:
-        case Compute():
-            return slots_in(step.args) + slots_in(step.kwargs)
-        case Accumulate():
-            return [step.value]
-        case AccumulateProduct():
-            return [step.left, step.right]
-        case AccumulateRows():
-            return [step.rows, step.value]
-
-
-def _with_frees(
-    steps: list[Instruction], inputs: tuple[Slot, ...], owned: frozenset[Slot], outputs: tuple[Slot, ...]
-) -> tuple[Instruction, ...]:
-    """Free every slot after its last use; inputs that the program does not own and outputs stay."""
-    kept = (set(inputs) - owned) | set(outputs)
-    done: list[Instruction] = []
-    for step in reversed(steps):
-        touched = dict.fromkeys([*reads_of(step), *([step.result] if isinstance(step, Compute) else [])])
-        frees = tuple(slot for slot in touched if slot not in kept)
-        kept.update(frees)
-        done.append(replace(step, frees=frees))
-    return tuple(reversed(done))

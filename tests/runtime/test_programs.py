@@ -8,8 +8,9 @@ import torch
 
 from adjcomp.ir.program import AccumulateProduct, AccumulateRows, Accumulator, Compute
 from adjcomp.passes.joint import KeepPolicy, split
+from adjcomp.passes.lastuse import reads_of
 from adjcomp.passes.pipeline import Captured, run_capture
-from adjcomp.passes.programs import reads_of, tile_programs
+from adjcomp.passes.programs import tile_programs
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
 
