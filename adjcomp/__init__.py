@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from adjcomp import ops
     from adjcomp.accounting import VjpCosts, vjp_costs
     from adjcomp.api import check_gradients, compile
-    from adjcomp.errors import BudgetError, CaptureError, VerifyError
+    from adjcomp.errors import BudgetError, CaptureError, RankError, VerifyError
     from adjcomp.explanation import explain
     from adjcomp.gradients import GradientReport
     from adjcomp.ir.plan import Plan
@@ -30,6 +30,7 @@ __all__ = [
     "GradientReport",
     "Options",
     "Plan",
+    "RankError",
     "Stats",
     "VerifyError",
     "VjpCosts",
@@ -51,6 +52,7 @@ _HOMES = {
     "GradientReport": "adjcomp.gradients",
     "Options": "adjcomp.options",
     "Plan": "adjcomp.ir.plan",
+    "RankError": "adjcomp.errors",
     "Stats": "adjcomp.stepping",
     "VerifyError": "adjcomp.errors",
     "VjpCosts": "adjcomp.accounting",

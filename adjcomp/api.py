@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,10 +10,14 @@ from adjcomp.budget import check_budget
 from adjcomp.compiled import make_view
 from adjcomp.gradients import GradientReport, compare, loss_of, measure
 from adjcomp.ir.plan import Plan
+from adjcomp.mesh.spread import join
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.session import Session
 from adjcomp.variants import make_variant, warn_once
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def compile(
@@ -21,6 +25,7 @@ def compile(
     mem_budget: int | str | None = None,
     *,
     optimizer: torch.optim.Optimizer | str | None = None,
+    mesh: DeviceMesh | None = None,
     chunk: int | None = None,
     adjoint_window: int | None = None,
     coupling: str = "exact",
@@ -36,6 +41,9 @@ def compile(
             device during a step: parameters, gradients, buffers, inputs, activations, workspace, optimizer state.
         optimizer: counted in the budget with the state it holds from its second step on: the optimizer itself, or a name such as
             "adamw".
+        mesh: the ranks to spread over, which all call this: a DeviceMesh whose dimensions are named "layers", "time" or "auto"
+            (the planner decides), and "data" for replicas whose gradients are averaged. None: this process's own device only.
+            The budget is that of each rank.
         chunk: chunk length in tokens; None lets the planner choose.
         adjoint_window: an approximation of the gradient: through a recurrence, the output at step t reaches steps
             t - adjoint_window + 1 … t only. None: all, exactly.
@@ -47,6 +55,7 @@ def compile(
     Raises:
         ValueError, TypeError: a budget of another form or above the device's size, a chunk below 1, another coupling, a
             window below 1 or one that is no integer.
+        RankError: with a mesh, here and at any later call, when another rank fails or disagrees.
         CaptureError, BudgetError: at the first call, when the model cannot be captured or no plan fits.
     """
     if not isinstance(model, torch.nn.Module):
@@ -54,11 +63,14 @@ def compile(
     if isinstance(chunk, bool) or not isinstance(chunk, int | type(None)) or (chunk is not None and chunk < 1):
         raise ValueError(f"chunk must be a positive number of tokens or None, not {chunk!r}")
     parameter = next(model.parameters(), None)
-    check_budget(mem_budget, torch.device("cpu") if parameter is None else parameter.device)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    check_budget(mem_budget, device)
     optimizer_bytes(optimizer, model.parameters())  # an unknown name is refused now rather than at the first step
     variant = make_variant(coupling, adjoint_window)
     warn_once(variant)
-    return make_view(Session(model, mem_budget, chunk, options or Options(), optimizer, plan, variant))
+    chosen = options or Options()
+    spread = None if mesh is None else join(mesh, chosen, device)
+    return make_view(Session(model, mem_budget, chunk, chosen, optimizer, plan, variant, spread))
 
 
 def check_gradients(

@@ -15,6 +15,21 @@ class VerifyError(ValueError):
     """A plan breaks a rule of its actions, its budget or its certificate; the text shows the action with its neighbours."""
 
 
+class RankError(RuntimeError):
+    """Another rank died, raised, stands still or disagrees; the same error is raised on all ranks.
+
+    Attributes:
+        rank: the global rank where the trouble began.
+    """
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.rank = rank
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RankError, (self.rank, str(self)))
+
+
 class BudgetError(ValueError, RuntimeError):
     """No plan fits the budget. Also a RuntimeError, because searches for the largest batch size catch that.
 

@@ -169,6 +169,12 @@ def _profile_links(profile: str) -> tuple[float, float]:
     return (28e9, 1.25e9) if profile == "cpu" else (_PROFILES[profile][3], _PROFILES[profile][5])
 
 
+def profile_links(profile: str) -> tuple[Link, Link]:
+    """The links of a known profile's devices: inside a node, and between nodes."""
+    inside, between = _profile_links(profile)
+    return Link(inside), Link(between, latency=2e-5)
+
+
 def _read_yaml(path: Path) -> Machine:
     """The machine described in a YAML file."""
     try:

@@ -191,9 +191,13 @@ def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> Cos
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
     model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(device), policy)
-    if request.options.deterministic or _analytic_seconds(model) < CALIBRATE_FROM_SECONDS:
+    return calibrated(model, {**request.held.parameters, **request.held.buffers}, request.options)
+
+
+def calibrated(model: CostModel, state: Mapping[str, torch.Tensor], options: Options) -> CostModel:
+    """The model with measured times, where a step is long enough to be worth measuring and the options allow it."""
+    if options.deterministic or _analytic_seconds(model) < CALIBRATE_FROM_SECONDS:
         return model
-    state = {**request.held.parameters, **request.held.buffers}
     return replace(model, times=measured_times(model, state))
 
 

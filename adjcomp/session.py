@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.keys import capture_key, check_leaves
-from adjcomp.optimizers import optimizer_bytes
+from adjcomp.mesh.facts import call_facts
+from adjcomp.mesh.planning import RanksRequest, plan_for_ranks, stand_ins
+from adjcomp.mesh.spread import Spread
+from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
 from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
@@ -42,6 +45,7 @@ class Session:
     optimizer: torch.optim.Optimizer | str | None = None
     saved_plan: Plan | None = None
     variant: Variant = EXACT
+    spread: Spread | None = None  # the other ranks, under a mesh
     captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
     last_plan: Plan | None = None
@@ -50,22 +54,41 @@ class Session:
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One call of the model under its plan: the model's own output, connected to autograd."""
         args, kwargs = _with_tensor_counts(args, kwargs)
-        call = describe_call(args, kwargs)
-        check_leaves(call)
-        captured = self.captured(args, kwargs, call)
+        call, captured, accumulated = self._understood(args, kwargs)
         tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         placeholders = [*state.values(), *tensors]
         made = GradInterpreter(captured.stack.prologue).run(*placeholders)
         sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
         held = self._held(tensors)
-        executable = self._executable(captured, call, held, made_bytes(sides, tensors))
+        executable = self._executable(captured, call, held, made_bytes(sides, tensors), accumulated)
+        if self.spread is not None:
+            self.spread.settle(executable, self.model)
+            held = self._held(tensors)
         watched = {**state, **{entry.path: t for entry, t in zip(call.inputs, tensors, strict=True)}}
-        request = StepRequest(executable, state, watched, tensors, sides, initial, held, self.optimizer)
+        request = StepRequest(executable, state, watched, tensors, sides, initial, held, self.optimizer, self.spread)
         results = run_step(request, self._record)
         outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
         _update(captured, watched, outputs)
         return _assemble(captured, outputs)
+
+    def _understood(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallTensors, Captured, bool]:
+        """The call, its capture, and whether gradients are accumulated; under a mesh, once all ranks understand the same."""
+
+        def make() -> tuple[CallTensors, Captured]:
+            call = describe_call(args, kwargs)
+            check_leaves(call)
+            return call, self.captured(args, kwargs, call)
+
+        if self.spread is None:
+            return (*make(), False)
+        (call, captured), accumulated = self.spread.understand(
+            make, lambda made: call_facts(self.model, *made, self.saved_plan), lambda _: self._accumulates()
+        )
+        return call, captured, accumulated
+
+    def _accumulates(self) -> bool:
+        return any(p.grad is not None for p in self.model.parameters())
 
     def _record(self, stats: Stats) -> None:
         self.last_stats = stats
@@ -102,21 +125,26 @@ class Session:
     def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call's shape; nothing is run."""
         args, kwargs = _with_tensor_counts(args, kwargs)
-        call = describe_call(args, kwargs)
-        captured = self.captured(args, kwargs, call)
+        call, captured, accumulated = self._understood(args, kwargs)
         tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
-        return self._executable(captured, call, self._held(tensors), made_side_bytes(captured, call.seq_len)).plan
+        side_bytes = made_side_bytes(captured, call.seq_len)
+        return self._executable(captured, call, self._held(tensors), side_bytes, accumulated).plan
 
     def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
+        """What is on this rank; the optimizer counts parameters that are elsewhere only as far as it holds state for them."""
         coming = optimizer_bytes(self.optimizer, self.model.parameters())
-        return Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), tensors, coming)
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        if self.spread is not None:
+            parameters = {name: parameters[name] for name in self.spread.local(parameters)}
+            buffers = {name: buffers[name] for name in self.spread.local(buffers)}
+        return Held(parameters, buffers, tensors, coming)
 
-    def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
-        resident = tuple(sorted(held.resident_bytes().items()))
+    def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int, accumulated: bool) -> Executable:
+        resident = (accumulated,) if self.spread is not None else tuple(sorted(held.resident_bytes().items()))
         key = (id(captured.stack), call.seq_len, side_bytes, resident)
         if key not in self.executables:
             with progress(f"planning {call.batch_size} x {call.seq_len} tokens"):
-                self.executables[key] = self._plan(captured, call, held, side_bytes)
+                self.executables[key] = self._plan(captured, call, held, side_bytes, accumulated)
             if len(self.executables) > PLANS_KEPT:
                 self.executables.popitem(last=False)
         self.executables.move_to_end(key)
@@ -124,7 +152,7 @@ class Session:
         self.last_plan = found.plan
         return found
 
-    def _plan(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int) -> Executable:
+    def _plan(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int, accumulated: bool) -> Executable:
         device = next(iter(held.parameters.values())).device
         budget = check_budget(self.mem_budget, device)
         if budget is None:
@@ -134,10 +162,19 @@ class Session:
             captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan
         )
         try:
-            return make_executable(request)
+            return make_executable(request) if self.spread is None else self._shared(request, self.spread, accumulated)
         except BudgetError as error:
             shape = f"batch size {call.batch_size}, sequence length {call.seq_len}"
             raise BudgetError(error.requested_bytes, error.minimum_bytes, error.contributors, subject=shape) from None
+
+    def _shared(self, request: PlanRequest, spread: Spread, accumulated: bool) -> Executable:
+        """The first rank's plan, with the programs of its tiles on this rank."""
+        everything = Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), request.held.inputs, 0)
+        whole = stand_ins(everything, accumulated)
+        state = optimizer_bytes_by_name(self.optimizer, dict(self.model.named_parameters()))
+        wanted = RanksRequest(request, whole, everything, spread.layout, state)
+        plan = spread.plan(lambda: plan_for_ranks(wanted))
+        return make_executable(replace(request, held=whole, saved=plan))
 
     def _candidates(self, seq_len: int, device: torch.device) -> list[int]:
         if self.chunk is not None:

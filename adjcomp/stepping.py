@@ -14,6 +14,7 @@ from adjcomp.bridge import Bridge, Call
 from adjcomp.budget import Held
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import InputKind
+from adjcomp.mesh.spread import Spread
 from adjcomp.optimizers import live_bytes
 from adjcomp.runtime.executor import Step
 from adjcomp.runtime.memory import StorageTracker, distinct_bytes
@@ -24,7 +25,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of the last step. Bytes count everything live on the device; seconds are wall clock, both passes together."""
+    """Figures of the last step on this rank's device. Bytes count everything live there; seconds are wall clock, both passes
+    together."""
 
     budget_bytes: int
     predicted_peak_bytes: int
@@ -49,6 +51,7 @@ class StepRequest:
     initial: tuple[Tensor, ...]
     held: Held
     optimizer: torch.optim.Optimizer | str | None
+    spread: Spread | None = None
 
 
 def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Tensor, ...]:
@@ -58,7 +61,8 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
     tracker = StorageTracker(held_bytes + live_bytes(request.optimizer))
     tracker.track_all(made_by_prologue(request.sides, request.tensors))
     seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
-    step = Step(executable, StepInputs(dict(state), request.sides, request.initial, seed), tracker)
+    exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker)
+    step = Step(executable, StepInputs(dict(state), request.sides, request.initial, seed), tracker, exchange)
     names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
     sides = [i for i, s in enumerate(request.sides) if s.requires_grad]
     initial = [i for i, s in enumerate(request.initial) if s.requires_grad]
@@ -76,7 +80,9 @@ class _Timer:
     """Records the figures of a step after its forward and again after its backward."""
 
     def __init__(self, step: Step, record: Callable[[Stats], None]) -> None:
-        self.plan = step.executable.plan
+        share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
+        self.budget_bytes = share.budget_bytes
+        self.predicted_bytes = step.executable.plan.peak_bytes[share.name]
         self.tracker = step.tracker
         self.record = record
         self.forward_seconds = 0.0
@@ -97,8 +103,8 @@ class _Timer:
     def _record(self, seconds: float) -> None:
         self.record(
             Stats(
-                budget_bytes=max(self.plan.budget_bytes.values()),
-                predicted_peak_bytes=max(self.plan.peak_bytes.values()),
+                budget_bytes=self.budget_bytes,
+                predicted_peak_bytes=self.predicted_bytes,
                 measured_peak_bytes=self.tracker.peak_bytes,
                 seconds=seconds,
             )

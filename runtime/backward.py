@@ -18,8 +18,10 @@ class Backward:
     plain autograd.
     """
 
-    def __init__(self, tiles: Tiles, outputs: StepOutputs, given: Cotangents) -> None:
+    def __init__(self, tiles: Tiles, outputs: StepOutputs, given: Cotangents, layers: frozenset[int]) -> None:
+        """`layers`: those whose VJPs run here."""
         self.tiles = tiles
+        self.layers = layers
         self.stack = tiles.executable.stack
         self.outputs = outputs
         self.given = given
@@ -33,15 +35,15 @@ class Backward:
         given += [self.given.finals[c.final] for c in layer.carries if c.final is not None]
         return any(cotangent is not None for cotangent in given)
 
-    def start(self) -> None:
-        """Make the accumulators of everything that wants a gradient, and the adjoint states after the last chunk."""
+    def start(self, first: int, last_layer: int) -> None:
+        """Make the accumulators of everything that wants a gradient, and the last adjoint states of some layers."""
         last = self.tiles.executable.plan.costs.chunk_count - 1
         for k in range(len(self.stack.layers)):
             layer, template = self.tiles.layer(k)
             programs = self.tiles.executable.tile(k, last)
-            if k <= self.active_top:
+            if k <= self.active_top and k in self.layers:
                 self._make_accumulators(layer, template, programs)
-            if programs.vjp is not None and any(_takes_adjoint(template)):
+            if first <= k <= last_layer and programs.vjp is not None and any(_takes_adjoint(template)):
                 self.tiles.values[adjoint(k, last)] = self._last_adjoint(layer, template)
 
     def _make_accumulators(self, layer: Layer, template: Template, programs: TilePrograms) -> None:

@@ -1,4 +1,4 @@
-"""Run a plan, action by action, on one device.
+"""Run a plan, action by action, on one device; with an exchange, one device's part of a plan for several.
 
 A `Step` is one call of the model: `forward` runs the actions up to the Turn and returns the sums, per-token outputs and final
 states; `backward` runs the rest and returns the gradients. Everything a step holds hangs on it, so an exception leaves nothing
@@ -8,32 +8,38 @@ behind.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import CarryInfo, OutputKind
+from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import carry, keep, stream
 from adjcomp.runtime.backward import Backward
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.mesh.exchange import Exchange
 from adjcomp.runtime.resident import ResidentGuard
 from adjcomp.runtime.tiles import Tiles
 from adjcomp.runtime.values import Cotangents, StepGradients, StepInputs, StepOutputs, Tensor
 
 
 class Step:
-    """One forward and at most one backward of an executable."""
+    """One forward and at most one backward of an executable. `exchange`: the way to the other ranks of its plan."""
 
-    def __init__(self, executable: Executable, inputs: StepInputs, tracker: StorageTracker) -> None:
+    def __init__(
+        self, executable: Executable, inputs: StepInputs, tracker: StorageTracker, exchange: Exchange | None = None
+    ) -> None:
         self.executable = executable
         self.tracker = tracker
+        self.exchange = exchange
         self.tiles = Tiles(executable, inputs, tracker, next(iter(inputs.state.values())).device)
-        actions = executable.plan.actions
-        self.turn = next((i for i, action in enumerate(actions) if isinstance(action, Turn)), len(actions))
+        self.actions = executable.plan.actions if exchange is None else exchange.part.actions
+        self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.outputs = self._new_outputs()
         self.reverse: Backward | None = None
-        budget = max(executable.plan.budget_bytes.values())
+        budget = executable.plan.shares[0 if exchange is None else exchange.part.device].budget_bytes
         self.guard = ResidentGuard(budget, tracker.live_bytes) if self.tiles.device.type == "cpu" else None
 
     def _new_outputs(self) -> StepOutputs:
@@ -42,15 +48,20 @@ class Step:
         outs = []
         for info in stack.outs:
             length = seq_len * info.axis.outer * info.axis.inner
-            outs.append(torch.empty([length if n is None else n for n in info.shape], dtype=info.dtype, device=device))
+            shape = [length if n is None else n for n in info.shape]
+            make = torch.empty if self.exchange is None else torch.zeros  # what other ranks write is zero here
+            outs.append(make(shape, dtype=info.dtype, device=device))
         self.tracker.track_all([*sums, *outs])
         return StepOutputs(sums, outs, [torch.empty(0)] * stack.final_count)
 
     @torch.no_grad()
     def forward(self) -> StepOutputs:
         """Run the plan up to the Turn."""
-        for action in self.executable.plan.actions[: self.turn]:
-            self._run(action)
+        with self._guard():
+            for action in self.actions[: self.turn]:
+                self._run(action)
+            if self.exchange is not None:
+                self.exchange.complete_outputs(self.outputs)
         return self.outputs
 
     def forget(self) -> None:
@@ -61,17 +72,32 @@ class Step:
     def backward(self, given: Cotangents) -> StepGradients:
         """Run the rest with the cotangents of sums, outs and final states."""
         self.tiles.tracker.track_all(given.outs)  # autograd made them, and they live as long as this runs
-        reverse = self.reverse = Backward(self.tiles, self.outputs, given)
-        for action in self.executable.plan.actions[self.turn :]:
+        with self._guard():
+            return self._reversed(given)
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.exchange is None else self.exchange.guard()
+
+    def _reversed(self, given: Cotangents) -> StepGradients:
+        reverse = self.reverse = Backward(self.tiles, self.outputs, given, reversed_layers(self.actions, self.executable))
+        if self.exchange is not None:
+            self.exchange.active_top = reverse.active_top
+        for action in self.actions[self.turn :]:
             self._run(action)
         self.reverse = None
         self.tiles.values.clear()
-        return reverse.gradients()
+        found = reverse.gradients()
+        if self.exchange is not None:
+            found = self.exchange.complete_gradients(found, self.tiles.inputs)
+            self.exchange.confirm()
+        return found
 
     def _run(self, action: Action) -> None:
+        if self.exchange is not None:
+            self.exchange.before(action)
         match action:
-            case Start():
-                self._start()
+            case Start(first=first, last=last):
+                self._start(first, last)
             case Forward(layer=layer, chunk=chunk, keep=kept):
                 self._forward(layer, chunk, kept)
             case Loss(chunk=chunk, keep=kept):
@@ -80,29 +106,45 @@ class Step:
                 self._recompute(layer, chunk, kept)
             case Advance(layer=layer, chunk=chunk):
                 self._advance(layer, chunk)
-            case Turn():
-                self._reverse().start()
+            case Turn(first=first, last=last):
+                self._reverse().start(first, last)
             case HeadVjp(chunk=chunk):
                 self._reverse().vjp(self.executable.plan.costs.head, chunk)
             case Adjoint(layer=layer, chunk=chunk):
                 self._reverse().vjp(layer, chunk)
-            case Publish():
+            case Publish() | Free():
                 pass  # gradients leave together, as the result of the bridge to autograd
+            case Send() | Receive() | Sum() | SumTied():
+                self._between(action)
             case _:
-                raise NotImplementedError(f"this executor runs plans of one device; it has no rule for {type(action).__name__}")
+                raise NotImplementedError(f"the executor has no rule for {type(action).__name__}")
         for value in action.frees:
+            if self.exchange is not None:
+                self.exchange.drop(value)
             self.tiles.values.pop(value, None)
         if self.guard is not None:
             self.guard.check()
+
+    def _between(self, action: Send | Receive | Sum | SumTied) -> None:
+        """An action that involves other ranks."""
+        if self.exchange is None:
+            raise RuntimeError("a plan for several devices needs a mesh: compile(model, mesh=…)")
+        match action:
+            case Send(value=value):
+                self.exchange.send(action, self.tiles.values.get(value, []))
+            case Receive(value=value):
+                self.tiles.values[value] = self.exchange.receive(action)
+            case Sum() | SumTied():
+                self.exchange.add(action, self._reverse().parameters)
 
     def _reverse(self) -> Backward:
         if self.reverse is None:
             raise RuntimeError("the plan asks for a VJP before its Turn")
         return self.reverse
 
-    def _start(self) -> None:
+    def _start(self, first: int, last: int) -> None:
         for k, layer in enumerate(self.executable.stack.layers):
-            if layer.carries:
+            if layer.carries and first <= k <= last:
                 self.tiles.values[carry(k, -1)] = [self._initial(info) for info in layer.carries]
 
     def _initial(self, info: CarryInfo) -> Tensor:
@@ -156,3 +198,10 @@ class Step:
         for index, part in zip(bound.outs, self._of_kind(layer, outputs, OutputKind.OUT), strict=True):
             place = self.tiles.window(self.outputs.outs[index], stack.outs[index].axis, chunk)
             place.copy_(part.view(place.shape))
+
+
+def reversed_layers(actions: Sequence[Action], executable: Executable) -> frozenset[int]:
+    """Layers whose VJPs are among some actions."""
+    found = {action.layer for action in actions if isinstance(action, Adjoint)}
+    heads = {executable.plan.costs.head for action in actions if isinstance(action, HeadVjp)}
+    return frozenset(found | heads)

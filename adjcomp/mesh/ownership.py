@@ -1,0 +1,50 @@
+"""Which parameters a rank needs, and letting go of those it doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from adjcomp.ir.actions import Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
+from adjcomp.ir.executable import Executable
+
+
+def layers_of(executable: Executable, device: int) -> frozenset[int]:
+    """Layers with work on a device of a plan."""
+    head, found = executable.plan.costs.head, set()
+    for action in executable.plan.actions:
+        if action.device == device:
+            match action:
+                case Forward(layer=layer) | Recompute(layer=layer) | Advance(layer=layer) | Adjoint(layer=layer):
+                    found.add(layer)
+                case Loss() | HeadVjp():
+                    found.add(head)
+    return frozenset(found)
+
+
+def needed_names(executable: Executable, device: int) -> frozenset[str]:
+    """Parameters and buffers that a device reads: those of its layers, of no layer, and what the graphs around the tiles read."""
+    stack, own = executable.stack, layers_of(executable, device)
+    in_layers = {name for layer in stack.layers for name in layer.parameters}
+    names = {name for k in own for name in stack.layers[k].parameters}
+    names |= {name for name in stack.placeholder_names if name not in in_layers}
+    for graph in (stack.prologue.graph, stack.epilogue.graph):
+        nodes = [node for node in graph.nodes if node.op == "placeholder"]
+        names |= {name for name, node in zip(stack.placeholder_names, nodes, strict=False) if node.users}
+    return frozenset(names) | frozenset(stack.updates)
+
+
+@torch.no_grad()
+def let_go(tensors: Iterable[torch.Tensor]) -> None:
+    """Free the memory of tensors and leave stand-ins of their shape: NaN all over, so that using one can't go unnoticed.
+
+    All stand-ins of a dtype and device share one element.
+    """
+    shared: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+    for tensor in tensors:
+        key = (tensor.dtype, tensor.device)
+        if key not in shared:
+            nothing = float("nan") if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0
+            shared[key] = torch.full((1,), nothing, dtype=tensor.dtype, device=tensor.device)
+        tensor.data = shared[key].expand(tensor.shape)

@@ -1,0 +1,123 @@
+"""One plan for all ranks: the first one makes it, the others get it as it would be saved."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from adjcomp.budget import Held, outside_costs
+from adjcomp.ir.plan import Plan
+from adjcomp.ir.residency import Item, Residency
+from adjcomp.machine import Device, Machine, profile_links
+from adjcomp.machine import Link as MachineLink
+from adjcomp.mesh.agreement import Outcome
+from adjcomp.mesh.dimensions import Layout
+from adjcomp.passes.cost import CostModel, device_rates
+from adjcomp.passes.joint import KeepPolicy
+from adjcomp.planning import PlanRequest, calibrated, make_executable, own_device
+from adjcomp.residents import layer_residency
+from adjcomp.runtime.mesh.link import Link
+
+HOST_LINK = MachineLink(bandwidth=1.5e9, latency=1e-4)  # Gloo between processes of one computer
+_PLAN, _ERROR = b"P", b"E"
+
+
+@dataclass(frozen=True)
+class RanksRequest:
+    """What a plan for several ranks is wanted for.
+
+    request: for one of them; its budget holds for each. whole: stand-ins for the whole model, wherever its parameters are. own:
+        parameters as they are here, for timing. optimizer: bytes of optimizer state by parameter.
+    """
+
+    request: PlanRequest
+    whole: Held
+    own: Held
+    layout: Layout
+    optimizer: Mapping[str, int]
+
+
+def plan_for_ranks(wanted: RanksRequest) -> Plan:
+    """The plan, made on this rank. Raises BudgetError."""
+    from adjcomp.passes.place import solve_machine
+
+    request, ranks = wanted.request, wanted.layout.ranks
+    if request.saved is not None:
+        return request.saved
+    if len(ranks) == 1:
+        return make_executable(replace(request, held=wanted.own)).plan
+    return solve_machine(
+        [_form(wanted, policy) for policy in (KeepPolicy.FULL, KeepPolicy.LEAN)],
+        machine=machine_of(own_device(wanted.own), ranks),
+        seq_len=request.seq_len,
+        budget_bytes=request.budget_bytes,
+        candidates=request.candidates,
+        options=replace(request.options, placement=wanted.layout.placement),
+    )
+
+
+def stand_ins(held: Held, accumulated: bool) -> Held:
+    """The same tensors without memory; with gradients where they are accumulated, whichever rank has them."""
+    parameters: dict[str, torch.Tensor] = {}
+    for name, parameter in held.parameters.items():
+        made = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        made.grad = torch.empty_like(made) if accumulated and parameter.requires_grad else None
+        parameters[name] = made
+    buffers = {name: torch.empty_like(buffer, device="meta") for name, buffer in held.buffers.items()}
+    return Held(parameters, buffers, held.inputs, held.optimizer_bytes)
+
+
+def machine_of(own: Device, ranks: Sequence[int]) -> Machine:
+    """The ranks as devices like this one; those of one computer follow each other in the numbering."""
+    per_node = len(ranks) if own.kind == "cpu" else max(1, torch.cuda.device_count())
+    nodes = [rank // per_node if own.kind != "cpu" else 0 for rank in ranks]
+    devices = tuple(replace(own, name=f"rank {rank}", node=node) for rank, node in zip(ranks, nodes, strict=True))
+    inside, network = (HOST_LINK, HOST_LINK) if own.kind == "cpu" else profile_links(own.profile)
+    return Machine(f"{len(ranks)} ranks", devices, dict.fromkeys(sorted(set(nodes)), inside), network)
+
+
+def share_plan(link: Link, make: Callable[[], Plan]) -> Plan:
+    """The plan that the first rank makes, on all ranks; an error of that rank is raised on all."""
+    outcome, made = Outcome(), []
+    if link.watch.own == link.circle.ranks[0]:
+        with outcome, link.watch.busy():
+            made.append(make())
+    payload = (
+        _ERROR + _pickled(outcome.error) if outcome.error is not None else _PLAN + (made[0].to_json().encode() if made else b"")
+    )
+    data = link.spread(payload, link.circle, "the plan")
+    if data[:1] == _PLAN:
+        return made[0] if made else Plan.from_json(data[1:].decode())
+    if outcome.error is not None:
+        raise outcome.error
+    raise pickle.loads(data[1:])
+
+
+def _pickled(error: Exception) -> bytes:
+    """The error itself where it can travel, else what it says."""
+    try:
+        return pickle.dumps(error)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _form(wanted: RanksRequest, policy: KeepPolicy) -> tuple[CostModel, Residency]:
+    """Costs and residents of tiles that keep what `policy` says."""
+    request = wanted.request
+    stack, splits = request.captured.stack, request.captured.splits(policy)
+    outside = outside_costs(stack, splits, wanted.whole, request.side_bytes, request.seq_len)
+    model = CostModel(stack, splits, request.seq_len, outside, device_rates(own_device(wanted.own)), policy)
+    model = calibrated(model, {**wanted.own.parameters, **wanted.own.buffers}, request.options)
+    own = layer_residency(stack, splits, wanted.whole, wanted.optimizer, request.side_bytes, request.seq_len)
+    return model, with_outputs_everywhere(own)
+
+
+def with_outputs_everywhere(residency: Residency) -> Residency:
+    """Per-token outputs are whole on every rank: a loss outside of the model is computed on each, from equal values."""
+    outputs: dict[Item, None] = {}
+    for layer in residency.layers:
+        outputs.update(dict.fromkeys(item for item in layer if item.kind.startswith("output")))
+    return Residency(tuple((*layer, *(item for item in outputs if item not in layer)) for layer in residency.layers))

@@ -1,0 +1,122 @@
+"""The other ranks of a compiled model: joining them, agreeing with them, sharing a plan and the parameters."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from adjcomp.ir.executable import Executable
+from adjcomp.ir.plan import Plan
+from adjcomp.mesh.agreement import agreed
+from adjcomp.mesh.dimensions import Layout, read_mesh
+from adjcomp.mesh.ownership import let_go, needed_names
+from adjcomp.mesh.planning import share_plan
+from adjcomp.options import Options
+from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.mesh.exchange import Exchange
+from adjcomp.runtime.mesh.link import Circle, Link
+from adjcomp.runtime.mesh.part import Part
+from adjcomp.runtime.mesh.watch import Watch
+
+T = TypeVar("T")
+_JOINED = itertools.count()  # compiled models on meshes in this process; equal on all ranks, as compile() is called by all
+
+
+@dataclass
+class Spread:
+    """A compiled model's place among the ranks of a mesh.
+
+    foreign: parameters and buffers that other ranks have; empty until a plan by layers has run.
+    """
+
+    layout: Layout
+    link: Link
+    foreign: frozenset[str] = frozenset()
+    homes: tuple[frozenset[str], ...] | None = None  # by device: names that are there; None before the first step
+    _parts: dict[int, Part] = field(default_factory=dict)
+
+    @property
+    def place(self) -> int:
+        """This rank's device in its plans."""
+        return self.link.place
+
+    def understand(self, make: Callable[[], T], facts: Callable[[T], str], flag: Callable[[T], bool]) -> tuple[T, bool]:
+        """What `make` returns, if all ranks understand the same call; and whether any rank raised its flag."""
+        return agreed(self.link, "what they are called with", make, facts, flag)
+
+    def plan(self, make: Callable[[], Plan]) -> Plan:
+        """The first rank's plan; its error is raised on all ranks."""
+        return share_plan(self.link, make)
+
+    def begin(self, executable: Executable, seed: int, tracker: StorageTracker) -> Exchange:
+        """The exchange of a step, once all ranks have the same plan and the same random numbers. RankError where they don't."""
+        part = self._part(executable)
+        facts = f"plan {part.digest}\nseed {seed}"
+        agreed(self.link, "their plan or their seed (torch.manual_seed)", lambda: None, lambda _: facts, lambda _: False)
+        return Exchange(part, self.link, tracker)
+
+    def settle(self, executable: Executable, model: torch.nn.Module) -> None:
+        """Let go of parameters and buffers that only other ranks need.
+
+        Raises:
+            ValueError: on all ranks, where an earlier plan has put elsewhere what this one needs.
+        """
+        needs = tuple(needed_names(executable, device) for device in range(len(self.layout.ranks)))
+        if self.homes is None:
+            state: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            self.homes, self.foreign = needs, frozenset(state.keys() - needs[self.place])
+            let_go(state[name] for name in sorted(self.foreign))
+        for rank, needed, home in zip(self.layout.ranks, needs, self.homes, strict=True):
+            if missing := sorted(needed - home):
+                raise ValueError(
+                    f"the plan of this shape needs {missing[0]} on rank {rank}, but the first plan has put it on another: layers "
+                    "stay where they are. Compile the model anew for this shape, or call with the longest shape first"
+                )
+
+    def local(self, names: Iterable[str]) -> list[str]:
+        """Those of some parameters and buffers that are here."""
+        return [name for name in names if name not in self.foreign]
+
+    def _part(self, executable: Executable) -> Part:
+        key = id(executable)
+        if key not in self._parts or self._parts[key].executable is not executable:
+            self._parts[key] = Part(executable, self.place)
+        return self._parts[key]
+
+
+def join(mesh: object, options: Options, device: torch.device) -> Spread:
+    """Come together with the other ranks of a mesh; every rank of it calls this.
+
+    Raises:
+        TypeError, ValueError: see `read_mesh`. RankError: a rank doesn't come.
+    """
+    from torch.distributed.distributed_c10d import _get_default_store  # missing where torch was built without distributed
+
+    layout = read_mesh(mesh, options, device)
+    own = dist.get_rank()
+    everyone = sorted(int(rank) for rank in mesh.mesh.flatten())  # type: ignore[attr-defined]
+    watch = Watch(_get_default_store(), everyone, own, options.collective_timeout_seconds, f"{next(_JOINED)}/{everyone}")
+    circle = _circle("plan", layout.ranks, layout.spread_group, device)
+    replicas = _circle("data", layout.replicas, layout.data_group, device) if len(layout.replicas) > 1 else None
+    link = Link(circle, replicas, watch, device)
+    made = Spread(layout, link)
+    weakref.finalize(made, _leave, watch, link)
+    return made
+
+
+def _circle(name: str, ranks: tuple[int, ...], group: object, device: torch.device) -> Circle:
+    control = group
+    if device.type != "cpu" and len(ranks) > 1:
+        control = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+    return Circle(f"{name} {min(ranks)}", ranks, group, control)
+
+
+def _leave(watch: Watch, link: Link) -> None:
+    link.close()
+    watch.close()

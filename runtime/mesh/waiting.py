@@ -1,0 +1,82 @@
+"""Waiting for transfers on threads of their own, so that the caller can look out for failed ranks meanwhile.
+
+A wait in Gloo can't be asked whether it is done, and one that runs out of time closes every connection of its group: so each
+direction of each peer has a thread that waits without a limit, and the caller waits for the thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from adjcomp.errors import RankError
+from adjcomp.runtime.mesh.watch import LOOK_SECONDS, NOBODY, Watch
+
+LONG = timedelta(days=1)  # the caller's patience ends a wait, not the transport's
+
+
+@dataclass
+class Ticket:
+    """A transfer or a meeting under way."""
+
+    waits: str  # as `Watch.waiting` takes it
+    members: Sequence[int]  # global ranks that take part
+    what: str  # "x[3,7] from rank 1"
+    done: threading.Event = field(default_factory=threading.Event)
+    error: RuntimeError | None = None
+
+
+def done_ticket(what: str) -> Ticket:
+    """A ticket for something that needs nobody else."""
+    ticket = Ticket(NOBODY, (), what)
+    ticket.done.set()
+    return ticket
+
+
+class Waiter:
+    """A thread that waits for works in the order they are given."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Sequence[Any], Ticket] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def add(self, works: Sequence[Any], ticket: Ticket) -> None:
+        """Mark `ticket` as done when all `works` are."""
+        self._jobs.put((works, ticket))
+
+    def close(self) -> None:
+        """End the thread after what it has."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            works, ticket = job
+            try:
+                for work in works:
+                    work.wait(LONG)
+            except RuntimeError as error:
+                ticket.error = error
+            ticket.done.set()
+
+
+def wait_for(ticket: Ticket, watch: Watch) -> None:
+    """Wait until a ticket is done. RankError as soon as a rank is known to have failed."""
+    if not ticket.done.is_set():
+        watch.waiting(ticket.waits, ticket.members, ticket.what)
+        try:
+            while not ticket.done.wait(LOOK_SECONDS):
+                watch.check()
+        finally:
+            watch.arrived()
+    if ticket.error is not None:
+        raise broken(ticket, watch, ticket.error) from ticket.error
+
+
+def broken(ticket: Ticket, watch: Watch, error: RuntimeError) -> RankError:
+    """The error behind a transfer that broke off."""
+    others = [rank for rank in ticket.members if rank != watch.own]
+    return watch.explain(others, f"rank {others[0]} is gone: {ticket.what} broke off ({str(error)[:200]})")

@@ -1,0 +1,54 @@
+"""Plans on two and three ranks: gradients equal to plain autograd's, budgets kept, parameters where their layers are."""
+
+from __future__ import annotations
+
+import pytest
+from generated import BlockSpec, CallSpec, StackSpec
+from mesh_work import Case, Row, compare_all, mismatched
+from ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+TWO = (BlockSpec("selective", gate=True), BlockSpec("ssd", mlp=True))
+THREE = (BlockSpec("diagonal"), BlockSpec("conv", norm="rms"), BlockSpec("delta"))
+ON_TWO = (
+    Case(StackSpec(TWO, tied=True, loss="shifted"), CallSpec(2, 13, 1, 3), "layers", tight=True),
+    Case(StackSpec(TWO, tied=True, loss="shifted"), CallSpec(2, 13, 1, 3), "time", tight=True),
+    Case(StackSpec((BlockSpec("complex"), BlockSpec("shift", frozen=True)), loss="labels"), CallSpec(2, 9, 0, 4), "time"),
+)
+ON_THREE = (
+    Case(StackSpec(THREE, loss="outer"), CallSpec(1, 11, 2, 4), "layers"),
+    Case(StackSpec(TWO, shared=True, tokens=False, loss="mean"), CallSpec(1, 7, 3, 2), "layers"),
+    Case(StackSpec(THREE, loss="outer"), CallSpec(1, 11, 2, 2), "time"),
+)
+
+
+def rows_of(count: int, cases: tuple[Case, ...]) -> list[list[Row]]:
+    """By rank and case."""
+    ended = run_ranks(count, compare_all, cases, seconds=280)
+    assert [end.error for end in ended] == [""] * count
+    return [end.result for end in ended]
+
+
+@pytest.mark.parametrize(("count", "cases"), [(2, ON_TWO), (3, ON_THREE)])
+def test_ranks_have_the_gradients_of_plain_autograd(count: int, cases: tuple[Case, ...]) -> None:
+    rows = rows_of(count, cases)
+    for index, case in enumerate(cases):
+        mine = [row[index] for row in rows]
+        assert max(row.distance for row in mine) <= 1e-10, case
+        assert {name for row in mine for name in row.names} == set(mine[0].wanted), case
+        assert all(abs(row.loss - row.plain_loss) <= 1e-10 * max(1.0, abs(row.plain_loss)) for row in mine), case
+        assert len({row.loss for row in mine}) == 1, case
+        assert all(row.measured <= row.budget and row.predicted <= row.budget for row in mine), (case, mine)
+        if case.dimension == "time":
+            assert all(set(row.names) == set(row.wanted) for row in mine), case
+        else:
+            assert all(row.live < max(sum(r.live for r in mine), 1) for row in mine), case
+
+
+@pytest.mark.parametrize("what", ["length", "dtype", "raises"])
+def test_ranks_that_differ_raise_before_any_work(what: str) -> None:
+    ended = run_ranks(2, mismatched, what)
+    texts = [end.result for end in ended]
+    assert all("rank 1" in text or "empty" in text for text in texts), texts
+    assert texts[0].startswith("RankError"), texts

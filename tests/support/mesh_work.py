@@ -1,0 +1,142 @@
+"""What ranks do in the tests of meshes. Everything returned is plain data, by rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from generated import CallSpec, StackSpec, build, call_of
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import adjcomp
+
+TIMEOUT = 8.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: a model, a call, the dimensions of the mesh, and whether the budget is nearly the least."""
+
+    stack: StackSpec
+    call: CallSpec
+    dimension: str
+    tight: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a rank found. distance: the worst |g - g_plain| / (|g_plain| + 1e-3 |all g_plain|) of its gradients."""
+
+    distance: float
+    names: tuple[str, ...]
+    wanted: tuple[str, ...]
+    loss: float
+    plain_loss: float
+    measured: int
+    predicted: int
+    budget: int
+    live: int  # bytes of parameters that are really here
+
+
+def compare_all(rank: int, cases: tuple[Case, ...]) -> list[Row]:
+    """Each case against plain autograd."""
+    return [_compare(case) for case in cases]
+
+
+def _plain(model: nn.Module, run: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = run(model)
+    loss.backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return loss.item(), grads
+
+
+def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    whole = 1e-3 * sum(g.norm().item() ** 2 for g in wanted.values()) ** 0.5
+    return max(((g - wanted[n]).norm().item() / (wanted[n].norm().item() + whole) for n, g in found.items()), default=0.0)
+
+
+def _compare(case: Case) -> Row:
+    model, run = build(case.stack), call_of(case.stack, case.call)
+    plain_loss, wanted = _plain(model, run)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(case.dimension,))
+    options = adjcomp.Options(collective_timeout_seconds=60.0)
+    budget = None
+    if case.tight:
+        try:
+            run(adjcomp.compile(model, 64, mesh=mesh, chunk=case.call.chunk, options=options))
+        except adjcomp.BudgetError as error:
+            budget = error.minimum_bytes
+    compiled = adjcomp.compile(model, budget, mesh=mesh, chunk=case.call.chunk, options=options)
+    loss = run(compiled)
+    loss.backward()
+    found = {name: p.grad for name, p in compiled.named_parameters() if p.grad is not None}
+    live = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in compiled.parameters()}
+    stats = compiled.stats
+    return Row(
+        _distance(found, wanted),
+        tuple(found),
+        tuple(wanted),
+        loss.item(),
+        plain_loss,
+        stats.measured_peak_bytes,
+        stats.predicted_peak_bytes,
+        stats.budget_bytes,
+        sum(live.values()),
+    )
+
+
+def mismatched(rank: int, what: str) -> str:
+    """A call that differs on rank 1; the error each rank gets."""
+    spec = StackSpec((), loss="mean")
+    model = build(spec)
+    x = torch.zeros(1, 6 if what == "length" and rank == 1 else 5, dtype=torch.int64)
+    if what == "dtype" and rank == 1:
+        model.float()
+    if what == "raises" and rank == 1:
+        x = torch.zeros(1, 0, dtype=torch.int64)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("time",))
+    compiled = adjcomp.compile(model, mesh=mesh, options=adjcomp.Options(collective_timeout_seconds=60.0))
+    try:
+        compiled(x)
+    except (adjcomp.RankError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def failing(rank: int, spec: StackSpec, call: CallSpec, dimension: str, signal_number: int, at: int) -> tuple[str, float, bool]:
+    """Rank 1 fails at its action number `at`; the others return their error, the seconds until it, whether a gradient is set."""
+    from adjcomp.runtime.executor import Step
+
+    model, run = build(spec), call_of(spec, call)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(dimension,))
+    options = adjcomp.Options(collective_timeout_seconds=TIMEOUT)
+    compiled = adjcomp.compile(model, mesh=mesh, chunk=call.chunk, options=options)
+    plain_run, count = Step._run, 0
+
+    def counted(step: Step, action: Any) -> None:
+        nonlocal count
+        count += 1
+        if rank == 1 and count == at:
+            _fail(signal_number)
+        plain_run(step, action)
+
+    Step._run = counted  # type: ignore[method-assign]
+    started = time.monotonic()
+    try:
+        run(compiled).backward()
+    except adjcomp.RankError as error:
+        return str(error), time.monotonic() - started, any(p.grad is not None for p in model.parameters())
+    return "no error", 0.0, False
+
+
+def _fail(signal_number: int) -> None:
+    if signal_number == 0:
+        raise ArithmeticError("made to fail")
+    os.kill(os.getpid(), signal.Signals(signal_number))
