@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from generated import CallSpec, StackSpec, build, call_of
+from generated import BlockSpec, CallSpec, StackSpec, build, call_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -92,22 +92,29 @@ def _compare(case: Case) -> Row:
     )
 
 
-def mismatched(rank: int, what: str) -> str:
-    """A call that differs on rank 1; the error each rank gets."""
-    spec = StackSpec((), loss="mean")
+def mismatched(rank: int) -> list[str]:
+    """Calls that differ on rank 1: in length, in the seed, in a dtype, in that it raises; the error this rank gets from each."""
+    spec = StackSpec((BlockSpec("diagonal", dropout=True),), loss="mean")
     model = build(spec)
-    x = torch.zeros(1, 6 if what == "length" and rank == 1 else 5, dtype=torch.int64)
-    if what == "dtype" and rank == 1:
-        model.float()
-    if what == "raises" and rank == 1:
-        x = torch.zeros(1, 0, dtype=torch.int64)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("time",))
-    compiled = adjcomp.compile(model, mesh=mesh, options=adjcomp.Options(collective_timeout_seconds=60.0))
+    compiled = adjcomp.compile(model, mesh=mesh, chunk=3, options=adjcomp.Options(collective_timeout_seconds=60.0))
+    odd = rank == 1
+    texts = [_error_of(compiled, 6 if odd else 5, seed=0), _error_of(compiled, 5, seed=rank)]
+    texts.append(_error_of(compiled, 0 if odd else 5, seed=0))
+    if odd:
+        model.float()
+    texts.append(_error_of(compiled, 5, seed=0))
+    model.double()
+    return [*texts, _error_of(compiled, 5, seed=0)]
+
+
+def _error_of(compiled: nn.Module, length: int, seed: int) -> str:
+    torch.manual_seed(seed)
     try:
-        compiled(x)
+        compiled(torch.zeros(1, length, dtype=torch.int64))
     except (adjcomp.RankError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return "no error"
+    return ""
 
 
 def failing(rank: int, spec: StackSpec, call: CallSpec, dimension: str, signal_number: int, at: int) -> tuple[str, float, bool]:
