@@ -87,7 +87,8 @@ class Backward:
         arguments += [present(values[stream(k, chunk)][0]) for _ in programs.reads_outputs]
         arguments += [present(saved) for saved in values.pop(keep(k, chunk))]
         arguments += [self._cotangent(k, chunk, i) for i in programs.cotangents]
-        results = compiled(programs.vjp)(arguments, self._accumulators(layer, template, programs, chunk), self.tiles.tracker)
+        run = compiled(programs.vjp, self.tiles.device)
+        results = run(arguments, self._accumulators(layer, template, programs, chunk), self.tiles.tracker)
         self._store(k, chunk, results, programs)
 
     def _accumulators(self, layer: Layer, template: Template, programs: TilePrograms, chunk: int) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from adjcomp.ir.program import Program, TilePrograms
 from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.values import accumulation_dtype
 
 REPEATS = 3
 Tensor = torch.Tensor
@@ -30,12 +31,13 @@ def time_tile(
         state[layer.parameters[entry.index]].detach() if entry.kind is InputKind.PARAMETER else _example(value, length)
         for entry, value in zip(template.inputs, placeholders, strict=True)
     ]
-    seconds = {"forward": _shortest(lambda: _run(programs.forward, inputs, []))}
+    forward = _runner(programs.forward, placeholders)
+    seconds = {"forward": _shortest(lambda: forward(inputs, []))}
     if programs.keeping is not None and programs.vjp is not None:
-        keeping = programs.keeping
-        seconds["keeping"] = _shortest(lambda: _run(keeping, inputs, []))
+        keeping, vjp = _runner(programs.keeping, placeholders), _runner(programs.vjp, placeholders)
+        seconds["keeping"] = _shortest(lambda: keeping(inputs, []))
         seconds["forward"] = min(seconds.values())  # the same operations: what a disturbed run says otherwise is noise
-        seconds["vjp"] = _shortest(_vjp(template, layer, programs, inputs))
+        seconds["vjp"] = _shortest(_vjp(template, layer, programs, inputs, keeping, vjp))
     return seconds
 
 
@@ -51,8 +53,13 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(0)
 
 
-def _run(program: Program, inputs: list[Tensor], gradients: list[Tensor | None]) -> tuple[Tensor, ...]:
-    return compile_program(program)(list(inputs), gradients, StorageTracker(0))
+_Runner = Callable[[list[Tensor], list[Tensor | None]], tuple[Tensor, ...]]
+
+
+def _runner(program: Program, placeholders: Sequence[Tensor]) -> _Runner:
+    """A program as a function that leaves its list of inputs alone."""
+    run = compile_program(program, placeholders[0].device.type if placeholders else "cpu")
+    return lambda inputs, gradients: run(list(inputs), gradients, StorageTracker(0))
 
 
 def _cotangent(template: Template, layer: Layer, index: int, output: Tensor) -> Tensor:
@@ -61,19 +68,20 @@ def _cotangent(template: Template, layer: Layer, index: int, output: Tensor) -> 
     return torch.ones_like(output) if windowed is None else output.new_ones(windowed)
 
 
-def _vjp(template: Template, layer: Layer, programs: TilePrograms, inputs: list[Tensor]) -> Callable[[], object]:
-    assert programs.keeping is not None
-    assert programs.vjp is not None
-    results = _run(programs.keeping, inputs, [])
+def _vjp(
+    template: Template, layer: Layer, programs: TilePrograms, inputs: list[Tensor], keeping: _Runner, vjp: _Runner
+) -> Callable[[], object]:
+    results = keeping(inputs, [])
     outputs, saved = results[: len(template.outputs)], results[len(template.outputs) :]
     arguments = [inputs[i] for i in programs.reads] + [outputs[i] for i in programs.reads_outputs] + list(saved)
     arguments += [_cotangent(template, layer, i, outputs[i]) for i in programs.cotangents]
     gradients = [
-        torch.zeros_like(inputs[i]) if template.inputs[i].kind in (InputKind.PARAMETER, InputKind.SIDE) else None
+        torch.zeros_like(inputs[i], dtype=accumulation_dtype(inputs[i].dtype))
+        if template.inputs[i].kind in (InputKind.PARAMETER, InputKind.SIDE)
+        else None
         for i in programs.gradients
     ]
-    vjp = programs.vjp
-    return lambda: _run(vjp, arguments, gradients)
+    return lambda: vjp(arguments, gradients)
 
 
 def _shortest(call: Callable[[], object]) -> float:

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 
 from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Accumulator, Compute, Instruction, Program, Slot
+from adjcomp.ops.library import NAMESPACE
+from adjcomp.runtime.kernels.registry import find
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.rows import add_rows
 
 Compiled = Callable[[list[torch.Tensor], list[torch.Tensor | None], StorageTracker], tuple[Any, ...]]
 
 
-def compile_program(program: Program) -> Compiled:
-    """Generate and compile the function of a program."""
+def compile_program(program: Program, device_type: str) -> Compiled:
+    """Generate and compile the function of a program, for tensors on a type of device."""
     constants: dict[str, Any] = {}
     lines = ["def run(inputs, gradients, tracker):", "    track = tracker.track", "    track_all = tracker.track_all"]
     if program.inputs:
@@ -30,7 +32,7 @@ def compile_program(program: Program) -> Compiled:
     if unread:
         lines.append(f"    del {', '.join(map(repr, unread))}")
     for step in program.instructions:
-        lines.extend(f"    {line}" for line in _lines(step, constants))
+        lines.extend(f"    {line}" for line in _lines(step, constants, device_type))
     lines.append(f"    return ({''.join(f'{slot!r}, ' for slot in program.outputs)})")
     namespace: dict[str, Any] = dict(constants)
     exec(compile("\n".join(lines), f"<{program.name}>", "exec"), namespace)
@@ -38,13 +40,13 @@ def compile_program(program: Program) -> Compiled:
     return run
 
 
-def _lines(step: Instruction, constants: dict[str, Any]) -> list[str]:
+def _lines(step: Instruction, constants: dict[str, Any], device_type: str) -> list[str]:
     match step:
         case Compute():
             args = [_expression(a, constants) for a in step.args] + [
                 f"{k}={_expression(v, constants)}" for k, v in step.kwargs.items()
             ]
-            made = [f"{step.result!r} = {_constant(step.target, constants)}({', '.join(args)})"]
+            made = [f"{step.result!r} = {_constant(_direct(step.target, device_type), constants)}({', '.join(args)})"]
             if step.allocates:
                 several = _returns_several(step.target)
                 made.append(f"track_all({step.result!r})" if several else f"track({step.result!r})")
@@ -59,6 +61,17 @@ def _lines(step: Instruction, constants: dict[str, Any]) -> list[str]:
     if step.frees:
         made.append(f"del {', '.join(map(repr, step.frees))}")
     return made
+
+
+def _direct(target: Any, device_type: str) -> Any:
+    """An op of ours by its kernel: no derivative is wanted here, and the dispatcher's way to find that out takes longer than some
+    kernels.
+    """
+    return (
+        find(target._schema.name.removeprefix(f"{NAMESPACE}::"), device_type)
+        if getattr(target, "namespace", "") == NAMESPACE
+        else target
+    )
 
 
 def _returns_several(target: Any) -> bool:

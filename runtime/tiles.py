@@ -17,19 +17,20 @@ from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.slices import chunk_of, slice_in_place
 from adjcomp.runtime.values import Held, StepInputs, Tensor, mix_seed, present
 
-_COMPILED: dict[int, tuple[Program, Compiled]] = {}  # by identity; the program is held so that its id stays its own
+_COMPILED: dict[tuple[int, str], tuple[Program, Compiled]] = {}  # by identity; the program is held so that its id stays its own
 _MOST_COMPILED = 4096
 
 
-def compiled(program: Program) -> Compiled:
+def compiled(program: Program, device: torch.device) -> Compiled:
     """The function of a program, generated once."""
-    known = _COMPILED.get(id(program))
+    key = (id(program), device.type)
+    known = _COMPILED.get(key)
     if known is not None:
         return known[1]
     if len(_COMPILED) >= _MOST_COMPILED:
         _COMPILED.clear()
-    made = compile_program(program)
-    _COMPILED[id(program)] = (program, made)
+    made = compile_program(program, device.type)
+    _COMPILED[key] = (program, made)
     return made
 
 
@@ -62,7 +63,7 @@ class Tiles:
         programs = self.executable.tile(k, chunk)
         program = programs.keeping if kept and programs.keeping is not None else programs.forward
         _, template = self.layer(k)
-        results = compiled(program)(self.arguments(k, chunk, range(len(template.inputs))), [], self.tracker)
+        results = compiled(program, self.device)(self.arguments(k, chunk, range(len(template.inputs))), [], self.tracker)
         count = len(template.outputs)
         return results[:count], list(results[count:])
 

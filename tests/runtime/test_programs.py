@@ -53,7 +53,7 @@ def test_the_predicted_workspace_is_what_running_takes(captured: Captured, polic
             value = node.meta["val"]
             shape = [size if isinstance(size, int) else length for size in value.shape]
             inputs.append(torch.zeros(shape, dtype=value.dtype))
-        results = compile_program(program)(inputs, [], tracker)
+        results = compile_program(program, "cpu")(inputs, [], tracker)
         assert tracker.peak_bytes == program.workspace_bytes
         del results
         assert tracker.live_bytes == 0
