@@ -106,7 +106,7 @@ class Session:
         general = ((capture_key(self.model, call), self.variant.at(call.seq_len)), None)
         self._capture(general, args, kwargs)
         regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]
-        key = regimes[0] if regimes else (general[0], max(2, call.seq_len))
+        key = regimes[0] if regimes else (general[0], call.seq_len)
         self._capture(key, args, kwargs)
         _check_guards(self.captures[key], call.seq_len)
         return self.captures[key]

@@ -12,13 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 from torch.utils import _pytree as pytree
 
 from adjcomp.errors import CaptureError
@@ -67,7 +74,7 @@ class OutputLeaf:
 def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], hint: int | None = None) -> TracedModel:
     """Trace `model(*args, **kwargs)`; neither the model nor any tensor is touched, also when this fails.
 
-    hint: the length, at least 2, at which branches on the length are decided.
+    hint: the length at which branches on the length are decided.
 
     Raises CaptureError (a ValueError) naming the module, the op and the source line of what cannot be captured.
     """
@@ -83,11 +90,32 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 class _TimeShapes(ShapeEnv):
-    """Refuses a model that turns the sequence length into a number, at the place where it does."""
+    """Refuses a model that turns the sequence length into a number, at the place where it does.
 
-    def __init__(self, provenance: Provenance) -> None:
-        super().__init__()
+    Whether a size such as T - 1 is zero or one decides inside of an operation how it computes (may a slice be viewed, or must it
+    be copied?), never what: the general way is taken, or one and two tokens would need traces of their own. The model's own
+    branches are decided as they stand at the hint, and noted in `asked`: torch takes a size for at least two without a word.
+    """
+
+    def __init__(self, provenance: Provenance, hint: int) -> None:
+        super().__init__(specialize_zero_one=hint > 1)
         self.provenance = provenance
+        self.hint = hint
+        self.asked: dict[Any, None] = {}
+
+    def evaluate_expr(self, orig_expr: Any, *given: Any, **options: Any) -> Any:
+        """The value of a condition on sizes."""
+        condition = isinstance(orig_expr, sympy.logic.boolalg.Boolean) and orig_expr.free_symbols
+        if not condition or free_unbacked_symbols(orig_expr):
+            return super().evaluate_expr(orig_expr, *given, **options)
+        if self.provenance.operating:
+            if isinstance(orig_expr, sympy.Eq | sympy.Ne) and not {sympy.S.Zero, sympy.S.One}.isdisjoint(orig_expr.args):
+                return sympy.S(isinstance(orig_expr, sympy.Ne))
+            return super().evaluate_expr(orig_expr, *given, **options)
+        lone = self.hint == 1  # torch would put the number in the symbol's place
+        found = orig_expr.subs(self.backed_var_to_val) if lone else super().evaluate_expr(orig_expr, *given, **options)
+        self.asked[orig_expr if found else sympy.Not(orig_expr)] = None
+        return found
 
     def _set_replacement(self, a: Any, tgt: Any, msg: str) -> None:
         raise CaptureError(
@@ -101,7 +129,7 @@ class _Fakes:
     """Fake tensors over one time symbol."""
 
     def __init__(self, provenance: Provenance, hint: int) -> None:
-        self.env = _TimeShapes(provenance)
+        self.env = _TimeShapes(provenance, hint)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         seed = self.mode.from_tensor(
             torch.empty(hint, device="meta"),
@@ -150,7 +178,7 @@ class _Tracer:
             output_spec=self.spec,
             output_leaves=_index_leaves(self.leaves),
             reassigned=self.reassigned,
-            guards=tuple(guard.expr for guard in self.fakes.env.guards),
+            guards=tuple(dict.fromkeys([*(guard.expr for guard in self.fakes.env.guards), *self.fakes.env.asked])),
         )
 
     def forward(self, *flat: torch.Tensor) -> list[torch.Tensor]:

@@ -68,6 +68,7 @@ class Provenance:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.stack: list[str] = []
         self.place = "before the first operation"
+        self.operating = False  # whether an operation runs now, rather than the model's own code
 
     def last_place(self) -> str:
         """Module path and source line of the operation that ran last."""
@@ -137,12 +138,19 @@ class _Observer(TorchFunctionMode):
         if func is torch.Tensor.requires_grad_:
             return args[0]  # what wants a gradient is decided outside of the trace
         self.provenance.place = self.provenance.here()
+        self.provenance.operating = True
+        try:
+            return self._observe(func, args, kwargs or {})
+        finally:
+            self.provenance.operating = False
+
+    def _observe(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         mode = get_proxy_mode()
         if mode is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         graph = mode.tracer.graph
         before = len(graph.nodes)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         self._mark(graph, len(graph.nodes) - before)
         return result
 
