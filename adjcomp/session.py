@@ -124,11 +124,15 @@ class Session:
 
     def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call's shape; nothing is run."""
+        return self.executable_for(args, kwargs).plan
+
+    def executable_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Executable:
+        """The plan of a call's shape with its programs."""
         args, kwargs = _with_tensor_counts(args, kwargs)
         call, captured, accumulated = self._understood(args, kwargs)
         tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
         side_bytes = made_side_bytes(captured, call.seq_len)
-        return self._executable(captured, call, self._held(tensors), side_bytes, accumulated).plan
+        return self._executable(captured, call, self._held(tensors), side_bytes, accumulated)
 
     def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
         """What is on this rank; the optimizer counts parameters that are elsewhere only as far as it holds state for them."""
@@ -157,6 +161,8 @@ class Session:
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
+            if self.spread is not None and device.type == "cpu":
+                budget //= len(self.spread.layout.ranks)  # the ranks share this computer's memory
         candidates = self._candidates(call.seq_len, device)
         request = PlanRequest(
             captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan

@@ -38,10 +38,11 @@ class Line:
     position: int
     meetings: dict[str, int]  # group -> how many of its meetings the rank has come to
     waits: str
+    busy: bool  # in long work without actions, which may keep the interpreter to itself for a while
 
     def text(self) -> str:
         """As it stands in the store."""
-        return json.dumps([self.beat, self.position, self.meetings, self.waits])
+        return json.dumps([self.beat, self.position, self.meetings, self.waits, self.busy])
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Watch:
     def __init__(self, store: Any, ranks: Sequence[int], own: int, timeout_seconds: float, name: str) -> None:
         self.ranks, self.own, self.timeout = tuple(ranks), own, timeout_seconds
         self.interval = max(min(LONGEST_INTERVAL, timeout_seconds / 20), len(self.ranks) / 100)
-        self.silence = max(min(LONGEST_SILENCE, timeout_seconds / 2), 4 * self.interval)
+        self.silence = max(min(LONGEST_SILENCE, 0.75 * timeout_seconds), 4 * self.interval)
         self._store = dist.PrefixStore(f"adjcomp/{name}", store.clone())  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=timeout_seconds))
         self._state = _State()
@@ -122,7 +123,8 @@ class Watch:
         reason = "has left" if ended is None else f"has left after {type(ended).__name__}: {ended}"
         if self._fault is None and not self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the store may have gone before us: then nobody reads this any more
-                self._store.set(str(self.own), Line(self._beat + 1, self._state.position, {}, f"{LEFT}{reason}").text())
+                line = Line(self._beat + 1, self._state.position, {}, f"{LEFT}{reason}", False)
+                self._store.set(str(self.own), line.text())
 
     # What the main thread says ------------------------------------------------------------------------------------------
 
@@ -216,7 +218,8 @@ class Watch:
             self._state.position += 1
         wait = self._state.wait
         waits = NOBODY if wait is None else wait.waits
-        self._store.set(str(self.own), Line(self._beat, self._state.position, self._state.meetings, waits).text())
+        line = Line(self._beat, self._state.position, self._state.meetings, waits, self._state.busy)
+        self._store.set(str(self.own), line.text())
 
     def _hear(self, rank: int) -> Line:
         """The line of a rank; a fault if it is silent for too long."""
@@ -226,9 +229,10 @@ class Watch:
             self._seen[rank] = _Seen(line)
             return line
         seen.rounds += 1
-        silent = seen.rounds * self.interval > self.silence and not line.waits.startswith(LEFT)
+        limit = max(self.silence, self.timeout) if line.busy else self.silence
+        silent = seen.rounds * self.interval > limit and not line.waits.startswith(LEFT)
         if silent and self._state.wait is not None:
-            self.fail(rank, f"rank {rank} is dead or stopped: no sign of life for {self.silence:g} s")
+            self.fail(rank, f"rank {rank} is dead or stopped: no sign of life for {limit:g} s")
         return line
 
     def _follow(self, wait: _Wait) -> None:

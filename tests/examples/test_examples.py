@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 
 import pytest
 from repository import ROOT
@@ -30,6 +32,16 @@ def test_an_example_trains_within_its_budget_with_exact_gradients(name: str, cap
     assert printed.count("step ") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_example_for_several_ranks_trains_under_torchrun() -> None:
+    words = ["--nproc-per-node", "2", str(ROOT / "examples" / "train_on_ranks.py"), "--tokens", "200", "--steps", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step ") == 4
+
+
 def test_every_example_is_tried_here_or_by_make_demo() -> None:
     found = {file.stem for file in (ROOT / "examples").glob("*.py")}
-    assert found == {*SMALL, "train_long_context"}
+    assert found == {*SMALL, "train_long_context", "train_on_ranks"}

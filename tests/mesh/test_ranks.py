@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from generated import BlockSpec, CallSpec, StackSpec
-from mesh_work import Case, Row, compare_all, mismatched
+from mesh_work import Case, Row, compare_all, mismatched, replicated
 from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -44,6 +44,13 @@ def test_ranks_have_the_gradients_of_plain_autograd(count: int, cases: tuple[Cas
             assert all(set(row.names) == set(row.wanted) for row in mine), case
         else:
             assert all(row.live < max(sum(r.live for r in mine), 1) for row in mine), case
+
+
+@pytest.mark.parametrize("dimension", ["layers", pytest.param("time", marks=pytest.mark.slow)])
+def test_replicas_have_the_mean_of_their_gradients(dimension: str) -> None:
+    ended = run_ranks(4, replicated, dimension, seconds=280)
+    assert [end.error for end in ended] == [""] * 4
+    assert max(max(end.result) for end in ended) <= 1e-10
 
 
 def test_ranks_that_differ_raise_before_any_work() -> None:
