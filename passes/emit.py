@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode, bottom_layer
-from adjcomp.ir.values import has_carry
+from adjcomp.ir.values import adjoint, carry, has_adjoint, has_carry
 from adjcomp.passes.lifetimes import drop_after_last_use, moved
 
 
@@ -84,21 +84,58 @@ class Run:
 
 
 def emit_nested(costs: StackCosts, modes: Sequence[ColumnMode], runs: Sequence[Run]) -> tuple[Action, ...]:
-    """The actions of a step whose backward consists of `runs`; what is stored follows from what is read later."""
+    """The actions of a step whose backward consists of `runs`; what is stored follows from what is read later.
+
+    Columns of a kind differ in time and in which of the borders around them are read later, so what they drop is found once for
+    each case; the last chunk, which is reversed at once, is a case of its own.
+    """
     _check(costs, modes)
-    return drop_after_last_use(costs, list(_nested(costs, modes, runs)))
-
-
-def _nested(costs: StackCosts, modes: Sequence[ColumnMode], runs: Sequence[Run]) -> Iterator[Action]:
-    """The actions of a nested plan in order, without what they drop."""
+    last = costs.chunk_count - 1
+    sweeps = [_Sweep(list(forward_column(costs, chunk, modes[chunk])), chunk, True) for chunk in range(last)]
+    turn = [*forward_column(costs, last, modes[last]), Turn(0, costs.head), *backward_column(costs, last, modes[last])]
+    sweeps.append(_Sweep(turn, last, False))
     advanced = [k for k in range(costs.head + 1) if any(has_carry(costs.tile(j, 0)) for j in range(k, costs.head + 1))]
-    yield from _forward(costs, modes)
-    for run in runs:
+    for run in runs[1:]:
+        steps = range(run.first, run.end)
+        sweeps += [_Sweep([Advance(layer, chunk) for layer in advanced], chunk, True) for chunk in steps]
         if run.first == run.end:
-            yield from backward_column(costs, run.first, modes[run.first])
-        for chunk in range(run.first, run.end):
-            yield from (Advance(layer, chunk) for layer in advanced)
-    yield from publications(costs)
+            sweeps.append(_Sweep(list(backward_column(costs, run.first, modes[run.first])), run.first, False))
+    found = _with_drops(costs, sweeps)
+    return (Start(0, costs.head), *(action for column in found for action in column), *publications(costs))
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The actions on one chunk without what they drop: a way up, which leaves the chunk's border, or its backward."""
+
+    actions: list[Action]
+    chunk: int
+    up: bool
+
+
+def _with_drops(costs: StackCosts, sweeps: Sequence[_Sweep]) -> list[Iterator[Action]]:
+    """The sweeps with what they drop."""
+    layers = [k for k in range(costs.head + 1) if has_carry(costs.tile(k, 0))]
+    read_later: set[int] = set()  # chunks whose borders are
+    made: dict[tuple[object, ...], Column] = {}
+    found = []
+    for sweep in reversed(sweeps):
+        c, end = sweep.chunk, costs.chunk_count - 1
+        around = (c - 1 in read_later, sweep.up and c in read_later)
+        key = (type(sweep.actions[0]), len(sweep.actions), sweep.up, c == 0, c == end, around, _again(sweep.actions))
+        if key not in made:
+            borders = [carry(k, chunk) for chunk, wanted in zip((c - 1, c), around, strict=True) if wanted for k in layers]
+            adjoints = [adjoint(k, c - 1) for k in layers if has_adjoint(costs.tile(k, 0))] if not sweep.up and c > 0 else []
+            made[key] = Column(drop_after_last_use(costs, sweep.actions, later=[*borders, *adjoints]), c)
+        found.append(made[key].at(c))
+        read_later.discard(c)
+        read_later.add(c - 1)
+    return found[::-1]
+
+
+def _again(actions: Sequence[Action]) -> tuple[tuple[int, bool], ...]:
+    """What tells the backwards of columns with different modes apart."""
+    return tuple((action.layer, action.keep) for action in actions if isinstance(action, Recompute))
 
 
 def _time_major(costs: StackCosts, modes: Sequence[ColumnMode]) -> Iterator[Action]:
@@ -113,11 +150,16 @@ def _forward(costs: StackCosts, modes: Sequence[ColumnMode]) -> Iterator[Action]
     """From the start to the turn."""
     yield Start(0, costs.head)
     for chunk, mode in enumerate(modes):
-        first = mode.first_held(costs)
-        for layer in range(costs.head):
-            yield Forward(layer, chunk, layer >= first)
-        yield Loss(chunk, first <= costs.head)
+        yield from forward_column(costs, chunk, mode)
     yield Turn(0, costs.head)
+
+
+def forward_column(costs: StackCosts, chunk: int, mode: ColumnMode) -> Iterator[Action]:
+    """The forward of one chunk."""
+    first = mode.first_held(costs)
+    for layer in range(costs.head):
+        yield Forward(layer, chunk, layer >= first)
+    yield Loss(chunk, first <= costs.head)
 
 
 def publications(costs: StackCosts) -> Iterator[Action]:

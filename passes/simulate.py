@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
 from adjcomp.ir.plan import Share, total
-from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
-from adjcomp.ir.values import Kind, Value, value_bytes
+from adjcomp.ir.values import Kind
+from adjcomp.passes.recipes import Recipes
 
 
 @dataclass(frozen=True)
@@ -25,104 +25,38 @@ class Totals:
 
 def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Action]) -> Totals:
     """Peak bytes per device and seconds of `actions` run one after the other."""
-    known = Known(costs)
-    own: list[list[Action]] = [[] for _ in shares]
-    for action in actions:
-        own[action.device].append(action)
-    peaks, kinds = {}, {}
+    recipes = Recipes(costs)
+    own: list[Sequence[Action]] = [actions]
+    if len(shares) > 1:
+        own = [[] for _ in shares]
+        for action in actions:
+            own[action.device].append(action)  # type: ignore[attr-defined]
+    peaks, kinds, seconds = {}, {}, []
     for share, mine in zip(shares, own, strict=True):
-        peaks[share.name], kinds[share.name] = _device_peak(known, share, mine)
-    return Totals(peaks, kinds, math.fsum([known.effect(action).seconds for action in actions]))
+        peaks[share.name], kinds[share.name] = _device_peak(recipes, share, mine, seconds)
+    return Totals(peaks, kinds, math.fsum(seconds))
 
 
-def workspace_bytes(costs: StackCosts, action: Action) -> int:
-    """Extra peak while `action` runs, over what was live when it started."""
-    match action:
-        case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
-            tile = costs.tile(layer, chunk)
-            return tile.keep_workspace_bytes if keep else tile.forward_workspace_bytes
-        case Loss(chunk=chunk, keep=keep):
-            tile = costs.tile(costs.head, chunk)
-            return tile.keep_workspace_bytes if keep else tile.forward_workspace_bytes
-        case Advance(layer=layer, chunk=chunk):
-            return costs.tile(layer, chunk).forward_workspace_bytes
-        case Adjoint(layer=layer, chunk=chunk):
-            return costs.tile(layer, chunk).adjoint_workspace_bytes
-        case HeadVjp(chunk=chunk):
-            return costs.tile(costs.head, chunk).adjoint_workspace_bytes
-        case Publish(layer=layer):
-            return costs.publish_bytes[layer]
-        case Free() | Send() | Sum() | SumTied():
-            return 0
-        case Start() | Turn() | Receive():
-            return sum(value_bytes(costs, value) for value in action.writes(costs))
-    raise TypeError(f"no workspace rule for {type(action).__name__}")
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What one action adds."""
-
-    made: tuple[tuple[Kind, int], ...]  # kind and bytes of what it writes
-    made_bytes: int
-    workspace: int
-    seconds: float
-
-
-class Known:
-    """Effects and sizes that were looked up before: those of inner chunks are all alike."""
-
-    def __init__(self, costs: StackCosts) -> None:
-        self.costs = costs
-        self.last = costs.chunk_count - 1
-        self._effects: dict[tuple[object, ...], Effect] = {}
-        self._sizes: dict[tuple[Kind, int, bool], int] = {}
-
-    def effect(self, action: Action) -> Effect:
-        """The effect of `action`."""
-        match action:
-            case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
-                key: tuple[object, ...] = (type(action), layer, keep, chunk == self.last)
-            case Adjoint(layer=layer, chunk=chunk) | Advance(layer=layer, chunk=chunk):
-                key = (type(action), layer, chunk == self.last)
-            case _:
-                key = (action,)
-        found = self._effects.get(key)
-        if found is None:
-            made = tuple((value.kind, value_bytes(self.costs, value)) for value in action.writes(self.costs))
-            size = sum(size for _, size in made)
-            found = Effect(made, size, workspace_bytes(self.costs, action), action.seconds(self.costs))
-            self._effects[key] = found
-        return found
-
-    def size(self, value: Value) -> int:
-        """Bytes of `value`."""
-        key = (value[0], value[1], value[2] == self.last)
-        found = self._sizes.get(key)
-        if found is None:
-            found = self._sizes[key] = value_bytes(self.costs, value)
-        return found
-
-
-def _device_peak(known: Known, share: Share, actions: Sequence[Action]) -> tuple[int, dict[str, int]]:
-    """Peak bytes of one device and their kinds at the first action that reaches it."""
+def _device_peak(recipes: Recipes, share: Share, actions: Sequence[Action], seconds: list[float]) -> tuple[int, dict[str, int]]:
+    """Peak bytes of one device and their kinds at the first action that reaches it; appends the seconds of each action."""
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
     fixed, held, peak, turned = total(share.resident_bytes), 0, 0, False
     best: tuple[dict[Kind, int], bool, int] = (dict(live), False, 0)
     for action in actions:
-        if isinstance(action, Turn):
+        if type(action) is Turn:
             turned, fixed = True, fixed + total(share.turn_bytes)
-        effect = known.effect(action)
-        gone = [(value[0], known.size(value)) for value in action.frees]
-        change = effect.made_bytes
+        recipe, _ = recipes.of(action)
+        change = recipe.made_bytes
+        gone = [(value[0], recipes.size(value)) for value in action.frees]
         for _, size in gone:
             change -= size
-        extra = max(effect.workspace, change)
+        extra = recipe.workspace if recipe.workspace > change else change
         if fixed + held + extra > peak:
             peak, best = fixed + held + extra, (dict(live), turned, extra)
-        for kind, size in effect.made:
+        for kind, size in recipe.made:
             live[kind] += size
         for kind, size in gone:
             live[kind] -= size
         held += change
+        seconds.append(recipe.seconds)
     return peak, by_kind(share.resident_bytes, share.turn_bytes if best[1] else {}, best[0], best[2])
