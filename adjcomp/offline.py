@@ -102,11 +102,16 @@ def _request(
         held=Held(dict(model.named_parameters()), dict(model.named_buffers()), tensors, coming),
         side_bytes=made_side_bytes(captured, call.seq_len),
         budget_bytes=budget,
-        candidates=[min(chunk, call.seq_len)] if chunk is not None else candidate_chunks(call.seq_len, machine.devices[0].kind),
+        candidates=[min(chunk, call.seq_len)] if chunk is not None else _lengths(call.seq_len, machine),
         machine=machine,
         options=options or Options(),
         optimizer=optimizer_bytes_by_name(optimizer, dict(model.named_parameters())),
     )
+
+
+def _lengths(seq_len: int, machine: Machine) -> list[int]:
+    """Chunk lengths worth trying on a machine."""
+    return candidate_chunks(seq_len, machine.devices[0].kind, len(machine.devices))
 
 
 def _budget(mem_budget: int | str | None, machine: Machine) -> int:

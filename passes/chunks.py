@@ -6,12 +6,19 @@ import math
 
 SHORTEST = 16
 MOST_CHUNKS = 4096
+FEWEST_CHUNKS = 32  # for each of several devices, unless they are shorter than SHORT
+SHORT = 1024
 LONGEST = {"cpu": 2048, "cuda": 65536}  # past this a chunk's tensors leave every cache, and holes between them cost memory
 
 
-def candidate_chunks(seq_len: int, device_kind: str) -> list[int]:
-    """Powers of two from 16, and even divisions of the sequence, up to the longest that serves a device; at most 4,096 chunks."""
+def candidate_chunks(seq_len: int, device_kind: str, devices: int = 1) -> list[int]:
+    """Powers of two from 16, and even divisions of the sequence, up to the longest that serves a device; at most 4,096 chunks.
+
+    Several devices wait for each other's first chunks, so from some length on there are at least 32 chunks for each.
+    """
     longest = max(LONGEST[device_kind], math.ceil(seq_len / MOST_CHUNKS))
+    if devices > 1:
+        longest = min(longest, max(SHORT, math.ceil(seq_len / MOST_CHUNKS), seq_len // (FEWEST_CHUNKS * devices)))
     lengths = {math.ceil(seq_len / parts) for parts in range(1, 17)}
     length = SHORTEST
     while length < seq_len:

@@ -31,7 +31,8 @@ def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Actio
         own = [[] for _ in shares]
         for action in actions:
             own[action.device].append(action)  # type: ignore[attr-defined]
-    peaks, kinds, seconds = {}, {}, []
+    peaks, kinds = {}, {}
+    seconds: list[float] = []
     for share, mine in zip(shares, own, strict=True):
         peaks[share.name], kinds[share.name] = _device_peak(recipes, share, mine, seconds)
     return Totals(peaks, kinds, math.fsum(seconds))

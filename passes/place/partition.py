@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from adjcomp.ir.costs import StackCosts
 from adjcomp.passes.place.problem import Problem, internals, span, span_bytes
 from adjcomp.passes.place.stage import Stage, busy_seconds, free_bytes, stage
 
@@ -104,10 +105,18 @@ def _least(problem: Problem, device: int, first: int, last: int, fastest: float)
     borders = costs.chunk_count * sum(t.carry_bytes for t in costs.layers[first : last + 1] if t.has_vjp and t.reads_carry)
     free = site.budget_bytes - sum(resident.values()) - sum(turn.values()) - borders
     free -= span_bytes(sums.adjoint_bytes, first, last)
-    again = _recomputed(problem, first, last, free, lambda k: costs.layers[k].keep_bytes) / site.speed
+    again = _recomputed(problem, first, last, free, lambda k: _least_internals(costs, k)) / site.speed
     below = span(sums.first_chunk, 0, first - 1) / fastest
     above = span(sums.last_chunk, last + 1, problem.head) / fastest
     return below + _once(problem, first, last) / site.speed + above + again
+
+
+def _least_internals(costs: StackCosts, layer: int) -> int:
+    """Bytes that internals of a tile take at least; an output that the tile above reads as its input counts there."""
+    tile = costs.layers[layer]
+    below = costs.layers[layer - 1].stream_bytes if layer > 0 and tile.reads_input else 0
+    alone = tile.reads_output and layer < costs.head and not costs.layers[layer + 1].reads_input
+    return tile.keep_bytes + below + (tile.stream_bytes if alone else 0)
 
 
 def _once(problem: Problem, first: int, last: int) -> float:

@@ -8,13 +8,15 @@ many as there is room for. The others are recomputed (`adjcomp.passes.place.nest
 Let x[d, m] be the chunks on device d with room for m stored residual chunks each, and n[d] their sum over m. Let the layers i … l
 be those that hand a state on, f and b = keep + adjoint the seconds of their tiles, H all seconds of the head, F those of the
 forwards i … l, W[m] and V[m] those of the backward below the head, the latter between the first adjoint of l and the last of i.
-Device d can't start layer i before the devices in front of it have passed the state on; it can't start the adjoints of layer l
-before the devices behind it have taken layer l forward and back, and the last one the head; and after its own adjoints of layer i
-the devices in front of it have theirs to do. A tile's recomputation may come before the adjoint state that it waits for, so one
+No device a can start layer i before the devices in front of it have passed the state on, and those behind it take the last layer
+after it; the adjoints start with the head on the last device, come to device b through the last layer of those behind it, and go
+on through the first layer of those in front. A tile's recomputation may come before the adjoint state that it waits for, so one
 keep is left out for each device:
 
-    T >= sum(n[e] f_i, e < d) + n[d] F + max(n[d] H, sum(n[e] (f_l + b_l) - keep_l, e > d) + n[D-1] H)
-         + sum(x[d, m] V[m], m) - keep_l + sum(n[e] b_i - keep_i, e < d),
+    turned >= sum(n[e] f_i, e < a) + n[a] F + sum(n[e] f_l, e > a)                                            for every a,
+    T >= turned + n[D-1] H + sum(n[e] b_l - keep_l, e > b) + back[b]                                         for every b,
+    T >= sum(n[e] f_i, e < b) + n[b] (F + H) + back[b],
+    back[b] = sum(x[b, m] V[m], m) - keep_l + sum(n[e] b_i - keep_i, e < b),
     T >= sum(x[d, m] (all forwards + H + W[m]), m),
     sum(x[d, m] bytes[m], m) <= room of device d,      sum(n) = number of chunks.
 
@@ -32,7 +34,7 @@ from adjcomp.ir.values import has_carry
 from adjcomp.passes.place.nesting import FAR, LayerNesting, Piece
 from adjcomp.passes.place.problem import Problem, span
 
-MOST_STORED = 24  # residual chunks stored at once; the bound lets everything be stored in the room of one more
+MOST_STORED = 64  # residual chunks stored at once; the bound lets everything be stored in the room of one more
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class _Balance:
         self.parts = [[self.solver.NumVar(0.0, limit, f"x_{d}_{i}") for i in range(len(self.columns))] for d in devices]
         self.chunks = [self.solver.NumVar(0.0, limit, f"chunks_{d}") for d in devices]
         self.slowest = self.solver.NumVar(0.0, self.solver.infinity(), "slowest")
+        self.turned = self.solver.NumVar(0.0, self.solver.infinity(), "turned")
         self.solver.Add(sum(self.chunks) == problem.costs.chunk_count - 1 + _last_share(problem.costs))
         for d, room in enumerate(_rooms(problem, spare=spare)):
             self.solver.Add(sum(self.parts[d]) == self.chunks[d])
@@ -119,13 +122,15 @@ class _Balance:
         whole = sum(part * (pace[d] * self.columns[i][1]) for i, part in enumerate(self.parts[d]))
         between = sum(part * (pace[d] * times.between(self.columns[i][2])) for i, part in enumerate(self.parts[d]))
         self.solver.Add(self.slowest >= chunks[d] * (pace[d] * times.outside) + whole)
-        front = sum(chunks[e] * (pace[e] * (times.first_forward + times.first_back)) for e in range(d))
-        spared = times.last_keep * pace[d] + times.first_keep * sum(pace[:d])
-        path = front + chunks[d] * (pace[d] * times.forward) + between - spared
-        self.solver.Add(self.slowest >= path + chunks[d] * (pace[d] * times.head))
-        behind = sum(chunks[e] * (pace[e] * (times.last_forward + times.last_back)) for e in devices if e > d)
-        behind -= times.last_keep * sum(pace[d + 1 :])
-        self.solver.Add(self.slowest >= path + behind + chunks[-1] * (pace[-1] * times.head))
+        before, behind = range(d), [e for e in devices if e > d]
+        front = sum(chunks[e] * (pace[e] * times.first_forward) for e in before)
+        forward = front + chunks[d] * (pace[d] * times.forward)
+        back = between + sum(chunks[e] * (pace[e] * times.first_back) for e in before)
+        back -= times.last_keep * pace[d] + times.first_keep * sum(pace[:d])
+        self.solver.Add(self.turned >= forward + sum(chunks[e] * (pace[e] * times.last_forward) for e in behind))
+        down = sum(chunks[e] * (pace[e] * times.last_back) for e in behind) - times.last_keep * sum(pace[d + 1 :])
+        self.solver.Add(self.slowest >= self.turned + chunks[-1] * (pace[-1] * times.head) + down + back)
+        self.solver.Add(self.slowest >= forward + chunks[d] * (pace[d] * times.head) + back)
 
     def solve(self) -> tuple[float, list[float]]:
         """Seconds of the slowest device, and the (fractional) chunks of each."""
@@ -199,15 +204,16 @@ def _expected(problem: Problem, nesting: LayerNesting, depths: Sequence[Sequence
     times, paces = _Times(problem), [1 / site.speed for site in problem.sites]
     worked = [sum(n for _, n in device) * pace for device, pace in zip(depths, paces, strict=True)]
     end = next(work for work in reversed(worked) if work > 0)
-    slowest = 0.0
-    for d, (work, pace) in enumerate(zip(worked, paces, strict=True)):
-        if work == 0:
-            continue
-        front = sum(worked[:d]) * (times.first_forward + times.first_back)
-        behind = sum(worked[d + 1 :]) * (times.last_forward + times.last_back) + end * times.head
-        between = sum(n * pace * times.between(nesting.shortest(m)) for m, n in depths[d])
-        waiting = front + work * times.forward + between + max(work * times.head, behind)
-        slowest = max(slowest, waiting, work * times.outside + sum(n * pace * nesting.seconds(m) for m, n in depths[d]))
+    own = [[(m, n * pace) for m, n in device] for device, pace in zip(depths, paces, strict=True)]
+    starts = list(accumulate((work * times.first_forward for work in worked), initial=0.0))
+    ups = list(accumulate((work * times.last_forward for work in reversed(worked)), initial=0.0))[::-1]
+    turned = max(starts[d] + work * times.forward + ups[d + 1] for d, work in enumerate(worked)) + end * times.head
+    slowest, down, busy = 0.0, 0.0, [d for d, work in enumerate(worked) if work > 0]
+    for d in reversed(busy):
+        back = sum(n * times.between(nesting.shortest(m)) for m, n in own[d]) + sum(worked[:d]) * times.first_back
+        alone = worked[d] * times.outside + sum(n * nesting.seconds(m) for m, n in own[d])
+        slowest = max(slowest, alone, turned + down + back, starts[d] + worked[d] * (times.forward + times.head) + back)
+        down += worked[d] * times.last_back
     return slowest
 
 
