@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from adjcomp.ir.plan import Plan
     from adjcomp.offline import frontier, max_context, plan
     from adjcomp.options import Options
+    from adjcomp.state import State
     from adjcomp.stepping import Stats
     from adjcomp.variants import ApproximationWarning
 
@@ -31,6 +32,7 @@ __all__ = [
     "Options",
     "Plan",
     "RankError",
+    "State",
     "Stats",
     "VerifyError",
     "VjpCosts",
@@ -53,6 +55,7 @@ _HOMES = {
     "Options": "adjcomp.options",
     "Plan": "adjcomp.ir.plan",
     "RankError": "adjcomp.errors",
+    "State": "adjcomp.state",
     "Stats": "adjcomp.stepping",
     "VerifyError": "adjcomp.errors",
     "VjpCosts": "adjcomp.accounting",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from adjcomp.runtime.executor import Step
+from adjcomp.attempts import Attempts
 from adjcomp.runtime.values import Cotangents
 
 Tensor = torch.Tensor
@@ -24,7 +24,7 @@ class Call:
         backward.
     """
 
-    step: Step | None
+    step: Attempts | None
     parameters: Sequence[str]
     sides: Sequence[int]
     initial: Sequence[int]

@@ -77,7 +77,9 @@ def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: He
     gradients = {n: gradient_bytes(held.parameters[n]) for n in wanted}
     outs = [out_bytes(o.shape, seq_len, o.axis.outer * o.axis.inner, o.dtype) for o in stack.outs]
     sums = [torch.Size(s.shape).numel() * s.dtype.itemsize for s in stack.sums]
-    resident = {**held.resident_bytes(), "outputs": sum(outs) + sum(sums)}
+    left = [c for layer in stack.layers for c in layer.carries if c.final is not None]
+    finals = [torch.Size(c.shape).numel() * c.dtype.itemsize for c in left]
+    resident = {**held.resident_bytes(), "outputs": sum(outs) + sum(sums) + sum(finals)}
     resident["inputs"] += side_bytes
     return Outside(
         resident_bytes=resident,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +15,31 @@ from adjcomp.passes.calls import CallTensors
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
-def capture_key(model: torch.nn.Module, call: CallTensors) -> tuple[Any, ...]:
+class Stream(enum.Enum):
+    """How a call stands in a stream."""
+
+    WHOLE = "whole"  # it is all of it
+    FIRST = "first"  # it starts from the model's own initial states and hands its last ones on
+    CONTINUED = "continued"  # it starts from given states
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """What is wanted of a call: gradients at all, gradients with respect to given states, and its place in a stream."""
+
+    gradients: bool = True
+    state_gradients: bool = False
+    stream: Stream = Stream.WHOLE
+
+
+TRAINING = CallKind()
+EVALUATION = CallKind(gradients=False)
+
+
+def capture_key(model: torch.nn.Module, call: CallTensors, kind: CallKind = TRAINING) -> tuple[Any, ...]:
     """All that a trace depends on but the sequence length: modules, parameters, autocast, the call's structure and constants."""
-    return (_call_key(call), _modules_key(model), _parameters_key(model), _mode_key())
+    wanted = (kind.gradients, kind.state_gradients)
+    return (_call_key(call), _modules_key(model), _parameters_key(model), _mode_key(), wanted)
 
 
 def _call_key(call: CallTensors) -> tuple[Any, ...]:
@@ -63,12 +87,17 @@ def _mode_key() -> tuple[Any, ...]:
     return (autocast, torch.is_grad_enabled(), torch.get_default_dtype())
 
 
+def is_plain(value: object) -> bool:
+    """Whether an argument is a value that can be compared with that of another call."""
+    return isinstance(value, _PLAIN)
+
+
 def check_leaves(call: CallTensors) -> None:
     """TypeError for arguments that are neither tensors nor plain values (a cache object, a callable)."""
     for path, leaf in zip(
         pytree.tree_flatten_with_path(pytree.tree_unflatten(list(call.leaves), call.spec))[0], call.leaves, strict=True
     ):
-        if not isinstance(leaf, torch.Tensor | int | float | bool | str | type(None) | torch.dtype | torch.device):
+        if not isinstance(leaf, torch.Tensor) and not is_plain(leaf):
             name = pytree.keystr(path[0])
             raise TypeError(
                 f"argument {name} is a {type(leaf).__name__}; under gradients, arguments may be tensors and plain values"

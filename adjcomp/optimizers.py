@@ -70,6 +70,6 @@ def _measured(optimizer: torch.optim.Optimizer, group: dict[str, object], dtype:
     settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
     trial = copy.copy(optimizer)
     trial.state, trial.param_groups = type(optimizer.state)(dict), [{**settings, "params": [probe]}]
-    trial.step()
+    type(optimizer).step(trial)  # not trial.step: a scheduler has wrapped that for the optimizer itself
     sizes = [t.numel() * t.element_size() for t in trial.state[probe].values() if isinstance(t, torch.Tensor)]
     return sum(s for s in sizes if s >= PROBE_ELEMENTS) / PROBE_ELEMENTS, sum(s for s in sizes if s < PROBE_ELEMENTS)

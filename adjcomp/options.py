@@ -18,18 +18,22 @@ class Options:
         solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that
             equal input gives equal plans); None for the default, 0 for the constructive plan alone.
         collective_timeout_seconds: how long a rank waits for another before it raises.
+        adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
     placement: str | None = None
     deterministic: bool = False
     solver_time_limit_seconds: float | None = None
     collective_timeout_seconds: float = 600.0
+    adjoint_norms: bool = False
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise ValueError(f"placement must be None, 'layers' or 'time', not {self.placement!r}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"deterministic must be True or False, not {self.deterministic!r}")
+        if not isinstance(self.adjoint_norms, bool):
+            raise TypeError(f"adjoint_norms must be True or False, not {self.adjoint_norms!r}")
         if self.solver_time_limit_seconds is not None:
             _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
         _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)

@@ -18,6 +18,7 @@ from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.machine import Device, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
+from adjcomp.passes.forward_only import forward_plan
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import solve
@@ -61,6 +62,16 @@ def make_executable(request: PlanRequest) -> Executable:
         best = _with_bound(best, other)
     last = best_model.last_length(best.chunk)
     return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
+
+
+def make_evaluation(request: PlanRequest) -> Executable:
+    """What runs a call without gradients: no tile is run twice, and nothing is kept."""
+    none = (None,) * len(request.captured.stack.templates)
+    outside = outside_costs(request.captured.stack, none, request.held, request.side_bytes, request.seq_len)
+    rates = device_rates(own_device(request.held))
+    model = CostModel(request.captured.stack, none, request.seq_len, outside, rates, KeepPolicy.FULL)
+    plan = forward_plan(model, request.candidates, request.budget_bytes, request.device)
+    return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
 
 
 def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 from adjcomp.budget import Held, check_budget, free_bytes
 from adjcomp.errors import BudgetError, CaptureError
 from adjcomp.ir.executable import Executable
-from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import EXACT, Variant
-from adjcomp.keys import capture_key, check_leaves
+from adjcomp.keys import TRAINING, CallKind, Stream, capture_key, check_leaves
 from adjcomp.mesh.facts import call_facts
 from adjcomp.mesh.planning import RanksRequest, plan_for_ranks, stand_ins
 from adjcomp.mesh.spread import Spread
@@ -25,13 +24,24 @@ from adjcomp.options import Options
 from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
-from adjcomp.planning import PlanRequest, make_executable
+from adjcomp.planning import PlanRequest, make_evaluation, make_executable
 from adjcomp.progress import progress
-from adjcomp.stepping import Stats, StepRequest, made_bytes, run_step
+from adjcomp.shorter import serves, shortened
+from adjcomp.stepping import Stats
 from adjcomp.variants import check_linear
 
 CAPTURES_KEPT = 16
 PLANS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Understood:
+    """A call, its capture, what is wanted of it, and whether some rank of a mesh holds gradients already."""
+
+    call: CallTensors
+    captured: Captured
+    kind: CallKind
+    accumulated: bool = False
 
 
 @dataclass
@@ -48,49 +58,39 @@ class Session:
     spread: Spread | None = None  # the other ranks, under a mesh
     captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
+    pieces: dict[tuple[int, bool], tuple[Captured, Captured]] = field(default_factory=dict)
+    scorer: Session | None = None
+    ceiling_bytes: int | None = None  # the effective budget since the device ran out of memory
     last_plan: Plan | None = None
     last_stats: Stats | None = None
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """One call of the model under its plan: the model's own output, connected to autograd."""
-        args, kwargs = _with_tensor_counts(args, kwargs)
-        call, captured, accumulated = self._understood(args, kwargs)
-        tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
-        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        placeholders = [*state.values(), *tensors]
-        made = GradInterpreter(captured.stack.prologue).run(*placeholders)
-        sides, initial = made[: len(captured.stack.sides)], made[len(captured.stack.sides) :]
-        held = self._held(tensors)
-        executable = self._executable(captured, call, held, made_bytes(sides, tensors), accumulated)
-        if self.spread is not None:
-            self.spread.settle(executable, self.model)
-            held = self._held(tensors)
-        watched = {**state, **{entry.path: t for entry, t in zip(call.inputs, tensors, strict=True)}}
-        request = StepRequest(executable, state, watched, tensors, sides, initial, held, self.optimizer, self.spread)
-        results = run_step(request, self._record)
-        outputs = GradInterpreter(captured.stack.epilogue).run(*placeholders, *results)
-        _update(captured, watched, outputs)
-        return _assemble(captured, outputs)
+    def scoring(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Session:
+        """A session of its own for what `wrap` computes around the model."""
+        if self.scorer is None:
+            self.scorer = Session(wrap(self.model), self.mem_budget, self.chunk, self.options)
+        self.scorer.model.train(self.model.training)
+        return self.scorer
 
-    def _understood(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallTensors, Captured, bool]:
-        """The call, its capture, and whether gradients are accumulated; under a mesh, once all ranks understand the same."""
+    def understood(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: CallKind = TRAINING) -> Understood:
+        """The call and its capture; under a mesh, once all ranks understand the same."""
 
         def make() -> tuple[CallTensors, Captured]:
             call = describe_call(args, kwargs)
             check_leaves(call)
-            return call, self.captured(args, kwargs, call)
+            return call, self.captured(args, kwargs, call, kind)
 
         if self.spread is None:
-            return (*make(), False)
-        (call, captured), accumulated = self.spread.understand(
+            return Understood(*make(), kind)
+        made, accumulated = self.spread.understand(
             make, lambda made: call_facts(self.model, *made, self.saved_plan), lambda _: self._accumulates()
         )
-        return call, captured, accumulated
+        return Understood(*made, kind, accumulated)
 
     def _accumulates(self) -> bool:
         return any(p.grad is not None for p in self.model.parameters())
 
-    def _record(self, stats: Stats) -> None:
+    def record(self, stats: Stats) -> None:
+        """Keep the figures of a step."""
         self.last_stats = stats
 
     def wants_gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -98,29 +98,51 @@ class Session:
         tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in tensors)
 
-    def captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors) -> Captured:
+    def captured(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors, kind: CallKind = TRAINING
+    ) -> Captured:
         """The capture for this call, from the cache where the key is equal.
 
         A length at which the model branches otherwise has its own.
         """
-        general = ((capture_key(self.model, call), self.variant.at(call.seq_len)), None)
-        self._capture(general, args, kwargs)
+        variant = self.variant.at(call.seq_len) if kind.gradients else EXACT
+        general = ((capture_key(self.model, call, kind), variant), None)
+        self._capture(general, args, kwargs, kind)
         regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]
         key = regimes[0] if regimes else (general[0], call.seq_len)
-        self._capture(key, args, kwargs)
-        _check_guards(self.captures[key], call.seq_len)
-        return self.captures[key]
+        self._capture(key, args, kwargs, kind)
+        found = self.captures[key]
+        _check_guards(found, call.seq_len)
+        return found if kind.stream is Stream.WHOLE else self._piece(found, given=kind.stream is Stream.CONTINUED)
 
-    def _capture(self, key: tuple[Any, int | None], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _capture(self, key: tuple[Any, int | None], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: CallKind) -> None:
         if key not in self.captures:
             _check_devices(self.model)
             variant: Variant = key[0][1]
-            check_linear(self.model, variant)
+            if kind.gradients:
+                check_linear(self.model, variant)
             with progress(f"capturing {type(self.model).__name__}"):
-                self.captures[key] = run_capture(self.model, args, kwargs, hint=key[1], variant=variant)
+                self.captures[key] = run_capture(
+                    self.model,
+                    args,
+                    kwargs,
+                    hint=key[1],
+                    variant=variant,
+                    gradients=kind.gradients,
+                    states=kind.state_gradients,
+                )
             if len(self.captures) > CAPTURES_KEPT:
                 self.captures.popitem(last=False)
         self.captures.move_to_end(key)
+
+    def _piece(self, whole: Captured, *, given: bool) -> Captured:
+        """The capture of a piece of a stream, made once for each capture of a whole one."""
+        key = (id(whole), given)
+        if key not in self.pieces:
+            if len(self.pieces) >= CAPTURES_KEPT:
+                self.pieces.clear()
+            self.pieces[key] = (whole, whole.continued(given=given))
+        return self.pieces[key][1]
 
     def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call's shape; nothing is run."""
@@ -128,13 +150,13 @@ class Session:
 
     def executable_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Executable:
         """The plan of a call's shape with its programs."""
-        args, kwargs = _with_tensor_counts(args, kwargs)
-        call, captured, accumulated = self._understood(args, kwargs)
-        tensors = tuple(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
-        side_bytes = made_side_bytes(captured, call.seq_len)
-        return self._executable(captured, call, self._held(tensors), side_bytes, accumulated)
+        args, kwargs = with_tensor_counts(args, kwargs)
+        found = self.understood(args, kwargs)
+        tensors = tuple(leaf for leaf in found.call.leaves if isinstance(leaf, torch.Tensor))
+        request = self._request(found, self.held(tensors), made_side_bytes(found.captured, found.call.seq_len))
+        return self._kept(self._key(request, found), found.kind, lambda: self._plan(request, found))
 
-    def _held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
+    def held(self, tensors: tuple[torch.Tensor, ...]) -> Held:
         """What is on this rank; the optimizer counts parameters that are elsewhere only as far as it holds state for them."""
         coming = optimizer_bytes(self.optimizer, self.model.parameters())
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
@@ -143,34 +165,62 @@ class Session:
             buffers = {name: buffers[name] for name in self.spread.local(buffers)}
         return Held(parameters, buffers, tensors, coming)
 
-    def _executable(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int, accumulated: bool) -> Executable:
-        resident = (accumulated,) if self.spread is not None else tuple(sorted(held.resident_bytes().items()))
-        key = (id(captured.stack), call.seq_len, side_bytes, resident)
-        if key not in self.executables:
-            with progress(f"planning {call.batch_size} x {call.seq_len} tokens"):
-                self.executables[key] = self._plan(captured, call, held, side_bytes, accumulated)
-            if len(self.executables) > PLANS_KEPT:
-                self.executables.popitem(last=False)
-        self.executables.move_to_end(key)
-        found = self.executables[key]
-        self.last_plan = found.plan
-        return found
+    def executable(self, found: Understood, held: Held, side_bytes: int) -> Executable:
+        """What runs this call: from the cache where its shape and what is live around it were met before; made of a plan for a
+        longer sequence, where that serves; else planned.
+        """
+        request = self._request(found, held, side_bytes)
+        alone = found.kind.gradients and self.saved_plan is None and self.spread is None
 
-    def _plan(self, captured: Captured, call: CallTensors, held: Held, side_bytes: int, accumulated: bool) -> Executable:
+        def make() -> Executable:
+            return (self._served(request) if alone else None) or self._plan(request, found)
+
+        return self._kept(self._key(request, found), found.kind, make)
+
+    def _request(self, found: Understood, held: Held, side_bytes: int) -> PlanRequest:
         device = next(iter(held.parameters.values())).device
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))
             if self.spread is not None and device.type == "cpu":
                 budget //= len(self.spread.layout.ranks)  # the ranks share this computer's memory
-        candidates = self._candidates(call.seq_len, device)
-        request = PlanRequest(
-            captured, call.seq_len, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan
+        if self.ceiling_bytes is not None:
+            budget = min(budget, self.ceiling_bytes)
+        length, candidates = found.call.seq_len, self._candidates(found.call.seq_len, device)
+        return PlanRequest(
+            found.captured, length, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan
         )
+
+    def _key(self, request: PlanRequest, found: Understood) -> tuple[Any, ...]:
+        resident = tuple(sorted(request.held.resident_bytes().items())) if self.spread is None else (found.accumulated,)
+        return (id(request.captured.stack), request.seq_len, request.side_bytes, resident, self.ceiling_bytes)
+
+    def _kept(self, key: tuple[Any, ...], kind: CallKind, make: Callable[[], Executable]) -> Executable:
+        """The executable under `key`, made where it is new; the oldest goes when there are too many."""
+        if key not in self.executables:
+            self.executables[key] = make()
+            if len(self.executables) > PLANS_KEPT:
+                self.executables.popitem(last=False)
+        self.executables.move_to_end(key)
+        found = self.executables[key]
+        if kind.gradients:
+            self.last_plan = found.plan
+        return found
+
+    def _served(self, request: PlanRequest) -> Executable | None:
+        """An executable from the plan of the next longer sequence that serves; None where there is none."""
+        stack = request.captured.stack
+        known = [e for e in self.executables.values() if e.stack is stack and serves(e.plan, request.seq_len)]
+        return shortened(request, min(known, key=lambda e: e.plan.costs.seq_len)) if known else None
+
+    def _plan(self, request: PlanRequest, found: Understood) -> Executable:
+        shape = f"batch size {found.call.batch_size}, sequence length {found.call.seq_len}"
         try:
-            return make_executable(request) if self.spread is None else self._shared(request, self.spread, accumulated)
+            with progress(f"planning {found.call.batch_size} x {found.call.seq_len} tokens"):
+                if not found.kind.gradients:
+                    return make_evaluation(request)
+                return make_executable(request) if self.spread is None else self._shared(request, self.spread, found.accumulated)
         except BudgetError as error:
-            shape = f"batch size {call.batch_size}, sequence length {call.seq_len}"
             raise BudgetError(error.requested_bytes, error.minimum_bytes, error.contributors, subject=shape) from None
 
     def _shared(self, request: PlanRequest, spread: Spread, accumulated: bool) -> Executable:
@@ -188,7 +238,7 @@ class Session:
         return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda")
 
 
-def _with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """`num_items_in_batch` differs from step to step: as a tensor it is an input, as a number it would be a constant of the
     trace.
     """
@@ -227,19 +277,3 @@ def _side_bytes(captured: Captured, index: int, seq_len: int) -> int:
     results = next(n for n in captured.stack.prologue.graph.nodes if n.op == "output").args[0]
     node = results[index]
     return 0 if node.op == "placeholder" else number_of_bytes(node.meta["val"], captured.traced.time, seq_len)
-
-
-def _update(captured: Captured, watched: Mapping[str, torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> None:
-    """Give the buffers and inputs that the model changes in forward their new values, once a forward."""
-    updates = captured.stack.updates
-    with torch.no_grad():
-        for name, value in zip(updates, outputs[len(outputs) - len(updates) :], strict=True):
-            watched[name].copy_(value)
-
-
-def _assemble(captured: Captured, outputs: tuple[torch.Tensor, ...]) -> Any:
-    rest = iter(outputs)
-    count = sum(leaf.tensor is not None for leaf in captured.traced.output_leaves)
-    by_index = {i: None if i in captured.stack.dropped_outputs else next(rest) for i in range(count)}
-    leaves = [leaf.value if leaf.tensor is None else by_index[leaf.tensor] for leaf in captured.traced.output_leaves]
-    return pytree.tree_unflatten(leaves, captured.traced.output_spec)

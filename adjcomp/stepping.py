@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adjcomp.attempts import Attempts
 from adjcomp.bridge import Bridge, Call
 from adjcomp.budget import Held
 from adjcomp.ir.executable import Executable
@@ -26,12 +27,17 @@ Tensor = torch.Tensor
 @dataclass(frozen=True)
 class Stats:
     """Figures of the last step on this rank's device. Bytes count everything live there; seconds are wall clock, both passes
-    together."""
+    together.
+
+    adjoint_norms: (layers with a state, chunks) float32, the norm of the adjoint state at the border before each chunk: how far
+    gradients reach back. None unless `Options(adjoint_norms=True)` asked for them and a backward has run.
+    """
 
     budget_bytes: int
     predicted_peak_bytes: int
     measured_peak_bytes: int
     seconds: float
+    adjoint_norms: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class StepRequest:
 
     state: parameters and buffers by name. watched: tensors that must not change before the backward, by the name an error gives
         them.
-    tensors: the call's own. sides, initial: from the prologue.
+    tensors: the call's own. sides, initial: from the prologue. smaller: the executable under an effective budget in bytes, for a
+        device that runs out of memory.
     """
 
     executable: Executable
@@ -51,18 +58,25 @@ class StepRequest:
     initial: tuple[Tensor, ...]
     held: Held
     optimizer: torch.optim.Optimizer | str | None
-    spread: Spread | None = None
+    spread: Spread | None
+    smaller: Callable[[int], Executable]
+    adjoint_norms: bool
 
 
 def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Tensor, ...]:
     """The forward under the plan; its results (sums, per-token outputs, final states) lead autograd to the backward."""
     executable, state = request.executable, request.state
     held_bytes = sum(request.held.resident_bytes().values()) - request.held.optimizer_bytes
-    tracker = StorageTracker(held_bytes + live_bytes(request.optimizer))
-    tracker.track_all(made_by_prologue(request.sides, request.tensors))
     seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
-    exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker)
-    step = Step(executable, StepInputs(dict(state), request.sides, request.initial, seed), tracker, exchange)
+    inputs = StepInputs(dict(state), request.sides, request.initial, seed, request.adjoint_norms)
+
+    def make(executable: Executable) -> Step:
+        tracker = StorageTracker(held_bytes + live_bytes(request.optimizer))
+        tracker.track_all(made_by_prologue(request.sides, request.tensors))
+        exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker)
+        return Step(executable, inputs, tracker, exchange)
+
+    step = Attempts(executable, make, request.smaller)
     names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
     sides = [i for i, s in enumerate(request.sides) if s.requires_grad]
     initial = [i for i, s in enumerate(request.initial) if s.requires_grad]
@@ -79,11 +93,8 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
 class _Timer:
     """Records the figures of a step after its forward and again after its backward."""
 
-    def __init__(self, step: Step, record: Callable[[Stats], None]) -> None:
-        share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
-        self.budget_bytes = share.budget_bytes
-        self.predicted_bytes = step.executable.plan.peak_bytes[share.name]
-        self.tracker = step.tracker
+    def __init__(self, step: Attempts, record: Callable[[Stats], None]) -> None:
+        self.step = step
         self.record = record
         self.forward_seconds = 0.0
 
@@ -101,18 +112,26 @@ class _Timer:
         self._record(self.forward_seconds + time.perf_counter() - started)
 
     def _record(self, seconds: float) -> None:
+        step = self.step.step
+        share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
         self.record(
             Stats(
-                budget_bytes=self.budget_bytes,
-                predicted_peak_bytes=self.predicted_bytes,
-                measured_peak_bytes=self.tracker.peak_bytes,
+                budget_bytes=share.budget_bytes,
+                predicted_peak_bytes=step.executable.plan.peak_bytes[share.name],
+                measured_peak_bytes=step.tracker.peak_bytes,
                 seconds=seconds,
+                adjoint_norms=step.adjoint_norms,
             )
         )
 
 
 def _versions(request: StepRequest) -> dict[str, tuple[Tensor, int]]:
-    """What the backward reads again: the inputs, and every parameter or buffer that a tile uses and the forward doesn't write."""
+    """What the backward reads again: the inputs, and every parameter or buffer that a tile uses and the forward doesn't write.
+
+    Nothing where there will be no backward: tensors made in inference mode count no versions.
+    """
+    if not torch.is_grad_enabled():
+        return {}
     stack = request.executable.stack
     read = _used(request.executable) | (request.watched.keys() - request.state.keys())
     return {name: (t, t._version) for name, t in request.watched.items() if name in read and name not in stack.updates}

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from adjcomp.ir.stack import ResidualStack
 from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.passes.capture import TracedModel, capture
 from adjcomp.passes.joint import JointGraph, KeepPolicy, Split, differentiate, split
+from adjcomp.passes.streaming import Piece, as_piece
 from adjcomp.passes.timeshard import Trainable, shard
 
 log = logging.getLogger("adjcomp")
@@ -30,6 +31,12 @@ class Captured:
     traced: TracedModel
     stack: ResidualStack
     joints: tuple[JointGraph | None, ...]
+    piece: Piece | None = None  # how states enter and leave, where the call is a piece of a stream
+
+    def continued(self, *, given: bool) -> Captured:
+        """The same for a piece of a stream: states leave it, and enter it where they are `given`."""
+        piece = as_piece(self.stack, continued=given)
+        return replace(self, stack=piece.stack, piece=piece)
 
     def holds_at(self, seq_len: int) -> bool:
         """Whether the model takes the captured branches at this length."""
@@ -48,10 +55,13 @@ def run_capture(
     *,
     hint: int | None = None,
     variant: Variant = EXACT,
+    gradients: bool = True,
+    states: bool = False,
 ) -> Captured:
     """Capture a call of a model. Raises CaptureError; the model is left as it was.
 
     hint: the length at which branches on the length are decided; None for a long one. variant: which gradient is wanted.
+    gradients: whether anything may want one; states: whether given initial states do.
     """
     note = observe or _observe
     started = time.perf_counter()
@@ -64,7 +74,8 @@ def run_capture(
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # not those of a checkpoint around the call
         traced = capture(model, args, kwargs, hint)
         done("capture", traced.graph.graph)
-        stack = shard(traced, trainable(model, traced, args, kwargs), variant)
+        wanted = trainable(model, traced, args, kwargs) if gradients else Trainable(frozenset(), frozenset())
+        stack = shard(traced, replace(wanted, states=states), variant)
         done("timeshard", stack)
         joints = tuple(differentiate(template) for template in stack.templates)
         done("differentiate", joints)

@@ -122,7 +122,7 @@ def _is_continuous(node: fx.Node) -> bool:
 
 
 def _initial_wanted(whole: Whole, built: TileGraph) -> bool:
-    return any(state_argument(n) in whole.grad_nodes for n in built.carried)
+    return any(whole.states_wanted or state_argument(n) in whole.grad_nodes for n in built.carried)
 
 
 def _reorder(graph: fx.Graph, order: list[fx.Node]) -> None:

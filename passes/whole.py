@@ -24,10 +24,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Trainable:
-    """What wants a gradient: names of parameters, and paths of input tensors."""
+    """What wants a gradient: names of parameters, paths of input tensors, and whether given initial states do."""
 
     parameters: frozenset[str]
     inputs: frozenset[str]
+    states: bool = False
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Whole:
     grad_nodes: frozenset[fx.Node]
     updates: tuple[str, ...]
     updated: frozenset[fx.Node]
+    states_wanted: bool
     sides: list[fx.Node] = field(default_factory=list)
     initial: list[fx.Node] = field(default_factory=list)
     finals: list[fx.Node] = field(default_factory=list)
@@ -114,11 +116,14 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
         grad_nodes=grad_nodes,
         updates=functional.updated,
         updated=updated,
+        states_wanted=trainable.states,
     )
 
 
 def _check_reached(graph: fx.Graph, grad_nodes: frozenset[fx.Node], trainable: Trainable) -> None:
     """CaptureError where nothing that wants a gradient reaches any output: backward would fail, or train nothing."""
+    if trainable == Trainable(frozenset(), frozenset()):
+        return  # a call without gradients
     results = next(n for n in graph.nodes if n.op == "output").all_input_nodes
     if any(n in grad_nodes for n in results) or not any(n.meta["val"].is_floating_point() for n in results):
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from adjcomp.ir.program import TilePrograms
 from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template
 from adjcomp.ir.values import adjoint, cotangent, keep, stream
@@ -28,6 +30,7 @@ class Backward:
         self.parameters: dict[str, Tensor] = {}
         self.sides: dict[int, Tensor] = {}
         self.initial: dict[int, Tensor] = {}
+        self.norms: dict[tuple[int, int], Tensor] = {}  # of the adjoint state before a chunk, by layer and chunk
         self.active_top = max((k for k, layer in enumerate(self.stack.layers) if self._reached(layer)), default=-1)
 
     def _reached(self, layer: Layer) -> bool:
@@ -119,6 +122,8 @@ class Backward:
                 held[entry.index] = result
         if layer.carries:
             self.tiles.values[adjoint(k, chunk - 1)] = held
+            if self.tiles.inputs.adjoint_norms:
+                self.norms[k, chunk] = _norm(held)
         if chunk == 0:
             self._add_initial(layer, held)
 
@@ -168,6 +173,17 @@ class Backward:
         if held is not None:
             values[adjoint(k, chunk - 1)] = held
 
+    def adjoint_norms(self) -> Tensor:
+        """Norms of the adjoint states, (layers with a state, chunks) float32 on the CPU; zeros where no gradient came."""
+        layers = [k for k, layer in enumerate(self.stack.layers) if layer.carries]
+        count = self.tiles.executable.plan.costs.chunk_count
+        found = torch.zeros(len(layers), count)
+        for row, k in enumerate(layers):
+            known = [(c, self.norms[k, c]) for c in range(count) if (k, c) in self.norms]
+            if known:
+                found[row, [c for c, _ in known]] = torch.stack([norm for _, norm in known]).cpu()
+        return found
+
     def gradients(self) -> StepGradients:
         """Everything that was added up."""
         return StepGradients(
@@ -180,3 +196,9 @@ class Backward:
 def _takes_adjoint(template: Template) -> list[bool]:
     """For each carry, whether a cotangent travels for it."""
     return [o.differentiable for o in template.outputs if o.kind is OutputKind.CARRY]
+
+
+def _norm(held: Held) -> Tensor:
+    """The norm of all parts of an adjoint state together, float32: of a few numbers, where the state is many."""
+    parts = [torch.linalg.vector_norm(part.abs().to(accumulation_dtype(part.abs().dtype))) for part in held if part is not None]
+    return torch.linalg.vector_norm(torch.stack(parts)).float() if parts else torch.zeros(())

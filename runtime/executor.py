@@ -39,6 +39,7 @@ class Step:
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.outputs = self._new_outputs()
         self.reverse: Backward | None = None
+        self.adjoint_norms: Tensor | None = None  # after the backward, where they are wanted
         budget = executable.plan.shares[0 if exchange is None else exchange.part.device].budget_bytes
         self.guard = ResidentGuard(budget, tracker.live_bytes) if self.tiles.device.type == "cpu" else None
 
@@ -87,6 +88,8 @@ class Step:
         self.reverse = None
         self.tiles.values.clear()
         found = reverse.gradients()
+        if self.tiles.inputs.adjoint_norms:
+            self.adjoint_norms = reverse.adjoint_norms()
         if self.exchange is not None:
             found = self.exchange.complete_gradients(found, self.tiles.inputs)
             self.exchange.confirm()

@@ -13,12 +13,15 @@ Held = list[Tensor | None]  # the tensors of one value of the plan; None where a
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one call brings: parameters and buffers by name, sides and initial states from the prologue, the step's seed."""
+    """What one call brings: parameters and buffers by name, sides and initial states from the prologue, the step's seed,
+    and whether norms of adjoint states are wanted.
+    """
 
     state: dict[str, Tensor]
     sides: Sequence[Tensor]
     initial: Sequence[Tensor]
     seed: int
+    adjoint_norms: bool = False
 
 
 @dataclass(frozen=True)
