@@ -91,10 +91,10 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
 
 
 class _Timer:
-    """Records the figures of a step after its forward and again after its backward."""
+    """Records the figures of a step after its forward and again after its backward, and lets go of it then."""
 
     def __init__(self, step: Attempts, record: Callable[[Stats], None]) -> None:
-        self.step = step
+        self.step: Attempts | None = step
         self.record = record
         self.forward_seconds = 0.0
 
@@ -102,27 +102,28 @@ class _Timer:
         started = time.perf_counter()
         results = run()
         self.forward_seconds = time.perf_counter() - started
-        self._record(self.forward_seconds)
+        if self.step is not None:
+            self.record(_figures(self.step.step, self.forward_seconds))
         return results
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         started = time.perf_counter()
+        step, self.step = self.step, None
         yield
-        self._record(self.forward_seconds + time.perf_counter() - started)
+        if step is not None:
+            self.record(_figures(step.step, self.forward_seconds + time.perf_counter() - started))
 
-    def _record(self, seconds: float) -> None:
-        step = self.step.step
-        share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
-        self.record(
-            Stats(
-                budget_bytes=share.budget_bytes,
-                predicted_peak_bytes=step.executable.plan.peak_bytes[share.name],
-                measured_peak_bytes=step.tracker.peak_bytes,
-                seconds=seconds,
-                adjoint_norms=step.adjoint_norms,
-            )
-        )
+
+def _figures(step: Step, seconds: float) -> Stats:
+    share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
+    return Stats(
+        budget_bytes=share.budget_bytes,
+        predicted_peak_bytes=step.executable.plan.peak_bytes[share.name],
+        measured_peak_bytes=step.tracker.peak_bytes,
+        seconds=seconds,
+        adjoint_norms=step.adjoint_norms,
+    )
 
 
 def _versions(request: StepRequest) -> dict[str, tuple[Tensor, int]]:

@@ -45,7 +45,7 @@ def test_modes_are_read_off_a_plan() -> None:
 
     model = fidelity.mamba(num_hidden_layers=2)
     call = next_token(tokens(1, 64))
-    for room in (1.0, 1.3, 4.0):
+    for room in (1.02, 1.3, 4.0):
         compiled = adjcomp.compile(model, mem_budget=int(room * tightest(model, call, 8)), chunk=8)
         plan = compiled.plan_for(seq_len=64)
         if not any(type(action).__name__ == "Advance" for action in plan.actions):
@@ -60,7 +60,7 @@ def test_warmup_plans_ahead() -> None:
     session = session_of(compiled)
     known = {id(e) for e in session.executables.values()}
     ids = tokens(2, 24)
-    compiled(input_ids=ids, labels=ids)
+    compiled(input_ids=ids, labels=ids.clone())
     assert {id(e) for e in session.executables.values()} == known
     assert session.last_plan is not None
     assert torch.isfinite(torch.tensor(session.last_plan.seconds))

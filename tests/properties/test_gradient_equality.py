@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fidelity import FAMILIES, compare, distance, measure, next_token, tightest, tokens
-from generated import CallSpec, StackSpec, build, call_of, calls, stacks
+from generated import CallSpec, StackSpec, build, call_of, calls, inputs_of, stacks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import adjcomp
 
@@ -66,6 +69,27 @@ def test_budget_changes_nothing(spec: StackSpec, call: CallSpec, room: float) ->
 
 
 @FEW
+@given(stacks(), calls(), st.integers(0, 22))
+def test_a_stream_in_two_pieces_is_the_whole(spec: StackSpec, call: CallSpec, place: int) -> None:
+    """Given any stack and a place to cut, two calls with the state handed on give the outputs and gradients of one."""
+    spec = replace(spec, loss="outer")
+    model = build(spec)
+    x, _, weights = inputs_of(spec, call)
+    compiled = adjcomp.compile(model, chunk=call.chunk)
+
+    def pieces() -> Tensor:
+        first, rest = x.tensor_split([1 + place % (call.length - 1)], 1)
+        start, state = compiled(first, initial_state=None)
+        end, _ = compiled(rest, initial_state=state)
+        return (torch.cat([start, end], 1) * weights).sum()
+
+    def whole() -> Tensor:
+        return (model(x) * weights).sum()
+
+    assert distance(measure(model, pieces), measure(model, whole)) <= 1e-10
+
+
+@FEW
 @given(stacks(), calls(64), st.floats(1.0, 4.0))
 def test_the_predicted_peak_is_the_measured_one(spec: StackSpec, call: CallSpec, room: float) -> None:
     """Given any budget that fits, what the plan predicts is what is live, and within the budget."""
@@ -88,7 +112,7 @@ def test_library_models_are_exact(family: str, batch: int, length: int, chunk: i
 
 
 @pytest.mark.slow
-@settings(max_examples=100 * EXAMPLES)
+@settings(max_examples=2000)
 @given(stacks(), calls(40), st.booleans())
 def test_fuzz(spec: StackSpec, call: CallSpec, tight: bool) -> None:
     """The first property with many examples, half of them under their tightest budget."""

@@ -178,12 +178,17 @@ def build(spec: StackSpec, dtype: torch.dtype = torch.float64) -> GeneratedStack
     return GeneratedStack(spec).to(dtype)
 
 
-def call_of(spec: StackSpec, call: CallSpec, dtype: torch.dtype = torch.float64) -> Callable[[nn.Module], Tensor]:
-    """From a model to a scalar loss, on inputs that depend on the call alone."""
+def inputs_of(spec: StackSpec, call: CallSpec, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """The sequence, ids to be used as labels, and weights (B, T, vocabulary) for a loss on logits, from the call alone."""
     generator = torch.Generator().manual_seed(call.seed)
     ids = torch.randint(0, VOCAB, (call.batch, call.length), generator=generator)
     x = ids if spec.tokens else torch.randn(call.batch, call.length, spec.width, generator=generator, dtype=dtype)
-    weights = torch.randn(call.batch, call.length, VOCAB, generator=generator, dtype=dtype)
+    return x, ids, torch.randn(call.batch, call.length, VOCAB, generator=generator, dtype=dtype)
+
+
+def call_of(spec: StackSpec, call: CallSpec, dtype: torch.dtype = torch.float64) -> Callable[[nn.Module], Tensor]:
+    """From a model to a scalar loss, on inputs that depend on the call alone."""
+    x, ids, weights = inputs_of(spec, call, dtype)
 
     def run(model: nn.Module) -> Tensor:
         torch.manual_seed(call.seed)
