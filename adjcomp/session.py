@@ -21,6 +21,7 @@ from adjcomp.mesh.planning import RanksRequest, plan_for_ranks, stand_ins
 from adjcomp.mesh.spread import Spread
 from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
+from adjcomp.passes.aliasing import storage_root
 from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
@@ -266,14 +267,9 @@ def _check_guards(captured: Captured, seq_len: int) -> None:
 
 
 def made_side_bytes(captured: Captured, seq_len: int) -> int:
-    """Bytes of all sides that the prologue makes for a sequence of this length."""
-    return sum(_side_bytes(captured, i, seq_len) for i in range(len(captured.stack.sides)))
-
-
-def _side_bytes(captured: Captured, index: int, seq_len: int) -> int:
-    """Bytes of a side that the prologue makes; 0 for one that is an input as it stands."""
+    """Bytes of all sides that the prologue makes for a sequence of this length: of whole storages, each counted once."""
     from adjcomp.passes.sizes import number_of_bytes
 
     results = next(n for n in captured.stack.prologue.graph.nodes if n.op == "output").args[0]
-    node = results[index]
-    return 0 if node.op == "placeholder" else number_of_bytes(node.meta["val"], captured.traced.time, seq_len)
+    roots = dict.fromkeys(storage_root(node) for node in results[: len(captured.stack.sides)])
+    return sum(number_of_bytes(n.meta["val"], captured.traced.time, seq_len) for n in roots if n.op != "placeholder")
