@@ -26,7 +26,8 @@ def test_a01_every_length_has_plain_gradients(family: str) -> None:
     model = FAMILIES[family]()
     fill_step_bias(model, 3.0)
     compiled = adjcomp.compile(model, chunk=16)
-    bound = 2e-5 if family == "falcon_mamba" else 1e-5  # its normalised steps amplify rounding: 1.4e-5 at 127 tokens
+    # Its normalised steps amplify rounding: plain and ours are each up to 8e-6 from float64, and 1.4e-5 apart at 127 tokens.
+    bound = 2e-5 if family == "falcon_mamba" else 1e-5
     for length in LENGTHS:
         compare(model, compiled, next_token(tokens(1, length)), bound)
     compare(model, compiled, lambda m: m(input_ids=tokens(1, 1)).logits.square().mean())
@@ -79,7 +80,7 @@ def test_a05_strong_decay_stays_finite_and_exact(family: str, bias: float) -> No
     model = strong_decay(family, bias)
     call = next_token(tokens(1, 64))
     # There the gated norm amplifies rounding 500 times: rounding the scan's output once more moves plain's by 3e-5.
-    bound = 1e-4 if (family, bias) == ("mamba2", 60.0) else 1e-5
+    bound = {("mamba2", 20.0): 2e-5, ("mamba2", 60.0): 1e-4}.get((family, bias), 1e-5)
     exact = compare(model, adjcomp.compile(model, chunk=16), call, bound)
     low = strong_decay(family, bias).to(torch.bfloat16)
     plain = measure(low, lambda: call(low))

@@ -41,14 +41,23 @@ def test_autocast_is_replayed_in_recomputation(family: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("family", fidelity.FAMILIES)
 def test_parameters_in_bfloat16(family: str) -> None:
-    """Given a model in bfloat16, when it trains by chunks, then gradients have its dtype and errors at most 1.5 times plain's."""
+    """Given a model in bfloat16, when it trains by chunks, then gradients have its dtype, and the error of all of them together
+    is at most 1.5 times plain's. (That of a single one that nearly cancels, as D's in Mamba2, is a matter of chance.)
+    """
     exact_model, model = (fidelity.FAMILIES[family](num_hidden_layers=2) for _ in range(2))
     exact_model.load_state_dict(model.bfloat16().state_dict())
     exact = double(measure(exact_model, lambda: next_token(IDS)(exact_model)))
     found = [measure(model, lambda run=run: next_token(IDS)(run)) for run in (model, adjcomp.compile(model, chunk=8))]
     assert all(g is None or g.dtype is torch.bfloat16 for g in found[1].grads.values())
-    plain, ours = (distance(double(each), exact) for each in found)
-    assert ours <= 1.5 * plain + 1e-6
+    plain, ours = (error_of_all(double(each), exact) for each in found)
+    assert ours <= 1.5 * plain
+
+
+def error_of_all(found: fidelity.Gradients, exact: fidelity.Gradients) -> float:
+    """Norm of the difference over all parameters, as a share of that of the exact gradients."""
+    pairs = [(found.grads[name], want) for name, want in exact.grads.items() if want is not None]
+    off = sum(float((got - want).square().sum()) for got, want in pairs if got is not None)
+    return (off / sum(float(want.square().sum()) for _, want in pairs)) ** 0.5
 
 
 def steps(model: nn.Module, run: nn.Module, step: Callable[[nn.Module, torch.optim.Optimizer], None]) -> dict[str, Tensor]:
