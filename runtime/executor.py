@@ -204,7 +204,7 @@ class Step:
 
 
 def reversed_layers(actions: Sequence[Action], executable: Executable) -> frozenset[int]:
-    """Layers whose VJPs are among some actions."""
-    found = {action.layer for action in actions if isinstance(action, Adjoint)}
+    """Layers whose gradients some actions make or add up."""
+    found = {action.layer for action in actions if isinstance(action, Adjoint | Sum)}
     heads = {executable.plan.costs.head for action in actions if isinstance(action, HeadVjp)}
     return frozenset(found | heads)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.transfers import Sum
 from adjcomp.mesh.agreement import agreed
 from adjcomp.mesh.dimensions import Layout, read_mesh
 from adjcomp.mesh.ownership import let_go, needed_names
@@ -67,10 +68,12 @@ class Spread:
         Raises:
             ValueError: on all ranks, where an earlier plan has put elsewhere what this one needs.
         """
-        needs = tuple(needed_names(executable, device) for device in range(len(self.layout.ranks)))
+        state: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        everything, devices = frozenset(state), range(len(self.layout.ranks))
+        replicated = self._part(executable).replicated
+        needs = tuple(everything if replicated else needed_names(executable, device) for device in devices)
         if self.homes is None:
-            state: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            self.homes, self.foreign = needs, frozenset(state.keys() - needs[self.place])
+            self.homes, self.foreign = needs, frozenset(everything - needs[self.place])
             let_go(state[name] for name in sorted(self.foreign))
         for rank, needed, home in zip(self.layout.ranks, needs, self.homes, strict=True):
             if missing := sorted(needed - home):
@@ -86,7 +89,8 @@ class Spread:
     def _part(self, executable: Executable) -> Part:
         key = id(executable)
         if key not in self._parts or self._parts[key].executable is not executable:
-            self._parts[key] = Part(executable, self.place)
+            replicated = self.layout.placement == "time" or any(isinstance(a, Sum) for a in executable.plan.actions)
+            self._parts[key] = Part(executable, self.place, replicated)
         return self._parts[key]
 
 

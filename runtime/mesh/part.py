@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from adjcomp.ir.actions import Action, Forward, Loss
+from adjcomp.ir.actions import Action, Forward, Loss, Turn
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.ir.transfers import Sum, SumTied
@@ -30,15 +30,30 @@ class Spec:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of device `device` in an executable."""
+    """The part of device `device` in an executable.
+
+    replicated: every device has all parameters and wants all gradients, also one for which the plan has no work (a sequence with
+        fewer chunks than devices).
+    """
 
     executable: Executable
     device: int
+    replicated: bool
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Its actions, in the plan's order."""
-        return tuple(action for action in self.executable.plan.actions if action.device == self.device)
+        """Its actions, in the plan's order; where gradients are wanted everywhere, everyone takes part in all sums."""
+        own = tuple(action for action in self.executable.plan.actions if action.device == self.device)
+        if not self.replicated or any(isinstance(action, Sum) for action in own):
+            return own
+        sums = tuple(Sum(layer, 0, device=self.device) for layer in self._summed_layers)
+        return (*own, *sums) if own else (Turn(1, 0, device=self.device), *sums)
+
+    @cached_property
+    def _summed_layers(self) -> tuple[int, ...]:
+        """Layers with a Sum, in the order that all devices follow."""
+        planned = [action.layer for action in self.executable.plan.actions if isinstance(action, Sum)]
+        return tuple(dict.fromkeys(planned)) or tuple(sorted({layers[0] for layers in self.users.values()}, reverse=True))
 
     @cached_property
     def digest(self) -> str:
@@ -76,6 +91,8 @@ class Part:
 
     def holders(self, action: Sum | SumTied) -> tuple[int, ...]:
         """Devices that add up together."""
+        if self.replicated:
+            return tuple(range(len(self.executable.plan.shares)))
         return self._holders[_subject(action)]
 
     def summed(self, action: Sum | SumTied) -> list[str]:

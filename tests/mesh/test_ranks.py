@@ -20,6 +20,8 @@ ON_THREE = (
     Case(StackSpec(THREE, loss="outer"), CallSpec(1, 11, 2, 4), "layers"),
     Case(StackSpec(TWO, shared=True, tokens=False, loss="mean"), CallSpec(1, 7, 3, 2), "layers"),
     Case(StackSpec(THREE, loss="outer"), CallSpec(1, 11, 2, 2), "time"),
+    Case(StackSpec(TWO[:1], tied=True, loss="shifted"), CallSpec(1, 4, 2, 4), "time"),  # one chunk: two ranks have nothing to do
+    Case(StackSpec(TWO[:1], loss="shifted"), CallSpec(1, 5, 2, 3), "time"),
 )
 
 
