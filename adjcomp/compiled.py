@@ -153,6 +153,7 @@ def _make_view_class(kind: Any) -> type:
             return run_call(session, args, kwargs)
         evaluated = evaluation_call(signature, args, kwargs)
         if evaluated is None:
+            session.check_whole()
             return session.model.forward(*args, **kwargs)
         return run_call(session, args, evaluated, EVALUATION)
 

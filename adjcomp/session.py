@@ -90,6 +90,14 @@ class Session:
     def _accumulates(self) -> bool:
         return any(p.grad is not None for p in self.model.parameters())
 
+    def check_whole(self) -> None:
+        """RuntimeError where parameters of the model are on other ranks: its plain forward can't run."""
+        if self.spread is not None and self.spread.foreign:
+            raise RuntimeError(
+                f"{min(self.spread.foreign)} and other parameters of this model are on other ranks since its plan by layers has "
+                "run: it has no plain forward here. Save distributed.local_state() of every rank and load it into a whole model"
+            )
+
     def record(self, stats: Stats) -> None:
         """Keep the figures of a step."""
         self.last_stats = stats

@@ -19,6 +19,7 @@ from adjcomp.mesh.spread import Spread
 from adjcomp.optimizers import live_bytes
 from adjcomp.runtime.executor import Step
 from adjcomp.runtime.memory import StorageTracker, distinct_bytes
+from adjcomp.runtime.mesh.link import Traffic
 from adjcomp.runtime.values import StepInputs
 
 Tensor = torch.Tensor
@@ -38,6 +39,8 @@ class Stats:
     measured_peak_bytes: int
     seconds: float
     adjoint_norms: Tensor | None = None
+    sent_bytes: int = 0  # values of the plan that this rank has handed to others
+    summed_bytes: int = 0  # gradients that it has given to sums over ranks
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,15 @@ class _Timer:
 
 def _figures(step: Step, seconds: float) -> Stats:
     share = step.executable.plan.shares[0 if step.exchange is None else step.exchange.part.device]
+    traffic = Traffic() if step.exchange is None else step.exchange.link.traffic
     return Stats(
         budget_bytes=share.budget_bytes,
         predicted_peak_bytes=step.executable.plan.peak_bytes[share.name],
         measured_peak_bytes=step.tracker.peak_bytes,
         seconds=seconds,
         adjoint_norms=step.adjoint_norms,
+        sent_bytes=traffic.sent,
+        summed_bytes=traffic.summed,
     )
 
 

@@ -21,7 +21,7 @@ from adjcomp.mesh.planning import share_plan
 from adjcomp.options import Options
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
-from adjcomp.runtime.mesh.link import Circle, Link
+from adjcomp.runtime.mesh.link import Circle, Link, Traffic
 from adjcomp.runtime.mesh.part import Part
 from adjcomp.runtime.mesh.watch import Watch
 
@@ -60,6 +60,7 @@ class Spread:
         part = self._part(executable)
         facts = f"plan {part.digest}\nseed {seed}"
         agreed(self.link, "their plan or their seed (torch.manual_seed)", lambda: None, lambda _: facts, lambda _: False)
+        self.link.traffic = Traffic()
         return Exchange(part, self.link, tracker)
 
     def settle(self, executable: Executable, model: torch.nn.Module) -> None:

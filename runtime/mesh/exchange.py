@@ -79,6 +79,7 @@ class Exchange:
         names = [name for name in self.part.summed(action) if name in gradients]
         if names:
             parts = [_summable(gradients[name]) for name in names]
+            self.link.traffic.summed += sum(part.numel() * part.element_size() for part in parts)
             self._summing.append(self.link.total(parts, self.part.holders(action), f"the gradient of {names[0]}"))
 
     def complete_outputs(self, outputs: StepOutputs) -> None:

@@ -25,8 +25,8 @@ Group = Any  # dist.ProcessGroup, which torch leaves without a type
 class Traffic:
     """Bytes that this rank has handed to others in a step."""
 
-    sent: int = 0  # by transfers
-    summed: int = 0  # given to sums over ranks
+    sent: int = 0  # values of the plan, handed to another rank
+    summed: int = 0  # gradients given to the plan's sums over ranks
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ class Link:
         everyone = ranks == self.circle.ranks
         group = self.circle.tensors if everyone else self._group(ranks)
         name = self.circle.name if everyone else f"{self.circle.name} {ranks}"
-        self.traffic.summed += sum(part.numel() * part.element_size() for part in parts)
         return self._meet(name, ranks, what, lambda: [self._sum(part, group) for part in parts])
 
     def average(self, parts: Sequence[Tensor]) -> Ticket | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import adjcomp
+from adjcomp.ir.transfers import Send, Sum, SumTied
+from adjcomp.ir.values import value_bytes
 
 TIMEOUT = 8.0
 
@@ -41,6 +44,9 @@ class Row:
     predicted: int
     budget: int
     live: int  # bytes of parameters that are really here
+    sent: tuple[int, int]  # bytes handed to other ranks, and what the plan says
+    summed: tuple[int, int]  # bytes of gradients added up over ranks, and what the plan says
+    plain_refused: bool  # whether the model says that it has no plain forward here
 
 
 def compare_all(rank: int, cases: tuple[Case, ...]) -> list[Row]:
@@ -88,7 +94,30 @@ def _compare(case: Case) -> Row:
         stats.predicted_peak_bytes,
         stats.budget_bytes,
         sum(live.values()),
+        (stats.sent_bytes, _planned_sends(compiled.plan, dist.get_rank())),
+        (stats.summed_bytes, _planned_sums(compiled.plan, dist.get_rank())),
+        _is_refused(lambda: run(compiled)),
     )
+
+
+def _planned_sends(plan: adjcomp.Plan, device: int) -> int:
+    own = [action.value for action in plan.actions if isinstance(action, Send) and action.device == device]
+    return sum(value_bytes(plan.costs, value) for value in own)
+
+
+def _planned_sums(plan: adjcomp.Plan, device: int) -> int:
+    own = [action for action in plan.actions if action.device == device]
+    tied = sum(plan.costs.ties[action.tie].gradient_bytes for action in own if isinstance(action, SumTied))
+    return tied + sum(action.size for action in own if isinstance(action, Sum))
+
+
+def _is_refused(call: Callable[[], object]) -> bool:
+    with torch.no_grad():
+        try:
+            call()
+        except RuntimeError:
+            return True
+    return False
 
 
 def replicated(rank: int, dimension: str) -> tuple[float, float]:

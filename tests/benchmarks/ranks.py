@@ -1,0 +1,92 @@
+"""Speed-up over ranks of one thread each: a step of a Mamba stack under a tight budget, on one rank and on several.
+
+python tests/benchmarks/ranks.py --ranks 2 --placement layers --tokens 65536
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import adjcomp
+
+
+def model_of(width: int, layers: int) -> torch.nn.Module:
+    """A transformers Mamba, vocabulary 1,000."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(vocab_size=1000, hidden_size=width, num_hidden_layers=layers, use_cache=False)
+    return transformers.MambaForCausalLM(config).train()
+
+
+def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -> None:
+    """Seconds of the fastest of the steps on this rank, with what the plan said."""
+    torch.set_num_threads(1)
+    mesh = None
+    if arguments.ranks > 1:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
+        mesh = init_device_mesh("cpu", (arguments.ranks,), mesh_dim_names=(arguments.placement,))
+    model = model_of(arguments.width, arguments.layers)
+    ids = torch.randint(0, 1000, (1, arguments.tokens), generator=torch.Generator().manual_seed(1))
+    compiled = adjcomp.compile(model, 1 << 20, mesh=mesh)
+    try:
+        compiled.plan_for(seq_len=arguments.tokens)
+    except adjcomp.BudgetError as error:
+        budget = int(error.minimum_bytes * arguments.factor)
+    compiled = adjcomp.compile(model, budget, mesh=mesh)
+    compiled.plan_for(seq_len=arguments.tokens)
+    seconds = []
+    for _ in range(arguments.steps):
+        started = time.perf_counter()
+        compiled(input_ids=ids, labels=ids).loss.backward()
+        seconds.append(round(time.perf_counter() - started, 2))
+        model.zero_grad()
+    plan, stats = compiled.plan, compiled.stats
+    results.put(
+        {
+            "rank": rank,
+            "seconds": seconds,
+            "planned": round(plan.seconds, 2),
+            "chunk": plan.chunk,
+            "budget_mib": round(budget / 2**20, 1),
+            "peak_mib": round(stats.measured_peak_bytes / 2**20, 1),
+        }
+    )
+
+
+def main() -> None:
+    """Run the ranks, print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--placement", choices=["layers", "time"], default="layers")
+    parser.add_argument("--tokens", type=int, default=65_536)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--factor", type=float, default=1.3, help="budget over the least")
+    parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = mp.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = context.Queue()
+    jobs = [context.Process(target=measure, args=(rank, arguments, store.port, results)) for rank in range(arguments.ranks)]
+    for job in jobs:
+        job.start()
+    for _ in jobs:
+        print(json.dumps(results.get()), flush=True)
+    for job in jobs:
+        job.join()
+
+
+if __name__ == "__main__":
+    main()
