@@ -244,7 +244,8 @@ class Session:
     def _candidates(self, seq_len: int, device: torch.device) -> list[int]:
         if self.chunk is not None:
             return [min(self.chunk, seq_len)]
-        return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda")
+        devices = 1 if self.spread is None else len(self.spread.layout.ranks)
+        return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda", devices)
 
 
 def with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
