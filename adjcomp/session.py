@@ -187,7 +187,7 @@ class Session:
         return self._kept(self._key(request, found), found.kind, make)
 
     def _request(self, found: Understood, held: Held, side_bytes: int) -> PlanRequest:
-        device = next(iter(held.parameters.values())).device
+        device = next(self.model.parameters()).device  # on a rank without layers nothing is held
         budget = check_budget(self.mem_budget, device)
         if budget is None:
             budget = free_bytes(device, sum(held.resident_bytes().values()))

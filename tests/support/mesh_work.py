@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +45,6 @@ class Row:
     live: int  # bytes of parameters that are really here
     sent: tuple[int, int]  # bytes handed to other ranks, and what the plan says
     summed: tuple[int, int]  # bytes of gradients added up over ranks, and what the plan says
-    plain_refused: bool  # whether the model says that it has no plain forward here
 
 
 def compare_all(rank: int, cases: tuple[Case, ...]) -> list[Row]:
@@ -96,7 +94,6 @@ def _compare(case: Case) -> Row:
         sum(live.values()),
         (stats.sent_bytes, _planned_sends(compiled.plan, dist.get_rank())),
         (stats.summed_bytes, _planned_sums(compiled.plan, dist.get_rank())),
-        _is_refused(lambda: run(compiled)),
     )
 
 
@@ -109,15 +106,6 @@ def _planned_sums(plan: adjcomp.Plan, device: int) -> int:
     own = [action for action in plan.actions if action.device == device]
     tied = sum(plan.costs.ties[action.tie].gradient_bytes for action in own if isinstance(action, SumTied))
     return tied + sum(action.size for action in own if isinstance(action, Sum))
-
-
-def _is_refused(call: Callable[[], object]) -> bool:
-    with torch.no_grad():
-        try:
-            call()
-        except RuntimeError:
-            return True
-    return False
 
 
 def replicated(rank: int, dimension: str) -> tuple[float, float]:
