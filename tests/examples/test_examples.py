@@ -20,11 +20,14 @@ SMALL = {
     "accelerate_loop": ["--tokens", "100", "--steps", "2"],
     "peft_lora": ["--tokens", "100", "--steps", "2"],
     "long_stream": ["--tokens", "300", "--steps", "2"],
+    "lightning_loop": ["--tokens", "100", "--steps", "2"],
 }
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example_trains_within_its_budget_with_exact_gradients(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "lightning_loop":
+        pytest.importorskip("lightning")
     AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the precision of the process's first
     spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
     assert spec is not None
