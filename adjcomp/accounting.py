@@ -88,7 +88,7 @@ def vjp_costs(
         _check_size(name, size)
     kind = Structure(structure)
     transition = {Structure.UNSTRUCTURED: N * N, Structure.DIAGONAL: N, Structure.SCALAR: 1}[kind]
-    # The input matrix of an unstructured system has N × P numbers; a diagonal or scalar one has N states for every channel.
+    # The paper counts N × P numbers for ℬ and 𝒞 of an unstructured system, and N for those of the others.
     reader = N * P if kind is Structure.UNSTRUCTURED else N
     a, b, c = (_network(outputs, P, batch) for outputs in (transition, reader, reader))
     window = T if adjoint_window is None else min(adjoint_window, T)

@@ -15,6 +15,7 @@ SMALL = {
     "s4d_stack": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
     "complex_lru": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
     "dense_selective": ["--tokens", "300", "--budget", "4MiB", "--steps", "2"],
+    "paper_model": ["--tokens", "300", "--budget", "16MiB", "--steps", "2"],
     "own_loop": ["--tokens", "200", "--budget", "16MiB", "--steps", "2"],
     "hf_trainer": ["--tokens", "100", "--steps", "2"],
     "accelerate_loop": ["--tokens", "100", "--steps", "2"],
