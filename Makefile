@@ -13,11 +13,12 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+PAPER_ARGS ?=
 BENCH_ARGS ?= $(if $(QUICK),--quick)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types slow gpu fuzz coverage bench kernels lock clean distclean
+.PHONY: help setup demo test lint types slow gpu fuzz coverage bench paper kernels lock clean distclean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -63,6 +64,9 @@ coverage: $(STAMP)  ## the default tests with a report of the lines that none re
 
 bench: $(STAMP)  ## measure against plain autograd and others (QUICK=1: a short form), into build/bench.json
 	$(BIN)/python tests/benchmarks/run.py $(BENCH_ARGS)
+
+paper: $(STAMP)  ## reproduce the paper's tables and figures, measured and planned, into docs/paper.md (PAPER_ARGS=--help)
+	$(BIN)/python tests/benchmarks/paper/run.py $(PAPER_ARGS)
 
 kernels: $(STAMP)  ## compile every kernel and print what became of it
 	$(BIN)/python -m adjcomp.runtime.kernels

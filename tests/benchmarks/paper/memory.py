@@ -1,0 +1,144 @@
+"""Figure 1 and the claims about context: bytes of a training step against its length, planned, measured or by arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+import adjcomp
+from adjcomp.machine import parse_machine
+from adjcomp.passes.lowering import kernels_as_ops
+
+BATCH = 2
+STATES = 16
+VOCABULARY = 50_280
+CONTEXTS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+MACHINE = "mi300x"  # the profile with most memory; a plan's bytes don't depend on the machine
+BACKPROP_BYTES = 37_500 / 2048  # per token, layer and d_model: what backprop over fused kernels keeps in 16 bits
+QUICK = adjcomp.Options(solver_time_limit_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One of the paper's sizes, by a Mamba of about as many parameters (the paper gives no dimensions)."""
+
+    name: str
+    width: int
+    layers: int
+
+    def model(self, device: str, dtype: torch.dtype) -> MambaForCausalLM:
+        """The model, without weights on the meta device."""
+        config = MambaConfig(
+            vocab_size=VOCABULARY, hidden_size=self.width, num_hidden_layers=self.layers, state_size=STATES, use_cache=False
+        )
+        torch.manual_seed(0)
+        with torch.device(device):
+            return MambaForCausalLM(config).to(dtype).train()
+
+
+SIZES = (Size("32M", 384, 12), Size("63M", 512, 22), Size("127M", 768, 24), Size("225M", 1024, 26), Size("1.27B", 2048, 44))
+
+
+def figure_1() -> list[dict[str, Any]]:
+    """One row a size and context: bytes by way of training."""
+    rows = []
+    for size in SIZES:
+        model = size.model("meta", torch.bfloat16)
+        count = sum(p.numel() for p in model.parameters())
+        states = states_bytes(model)
+        for context in CONTEXTS:
+            row = {"size": size.name, "parameters": count, "context": context, "states": states}
+            rows.append(row | by_arithmetic(size, context, states) | {"adjcomp": smallest_peak(model, context)})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def smallest_peak(model: MambaForCausalLM, context: int) -> int:
+    """Peak of the smallest plan."""
+    try:
+        adjcomp.plan(model, 1, batch_size=BATCH, seq_len=context, machine=MACHINE, optimizer="adam", options=QUICK)
+    except adjcomp.BudgetError as error:
+        return error.minimum_bytes
+    raise AssertionError("one byte was enough")
+
+
+def states_bytes(model: MambaForCausalLM) -> int:
+    """Parameters, their gradients as they are accumulated, and Adam's state."""
+    plan = adjcomp.plan(model, batch_size=BATCH, seq_len=16, machine=MACHINE, optimizer="adam", options=QUICK)
+    return sum(share for kind, share in plan.bytes_by_kind.items() if kind in ("parameters", "gradients", "optimizer"))
+
+
+def by_arithmetic(size: Size, context: int, states: int) -> dict[str, int]:
+    """Bytes of the other ways, the model's own included: 16-bit activations, the loss computed by chunks in all of them."""
+    tokens, inner = BATCH * context, 2 * size.width
+    per_layer = BACKPROP_BYTES * size.width
+    stored = 2 * (inner * STATES + STATES + inner + size.width)  # h, C, the step sizes that make A, and ŷ
+    return {
+        "backprop": states + round(tokens * size.layers * per_layer),
+        "checkpointing": states + round(tokens * (size.layers * 2 * size.width + per_layer)),
+        "paper": states + tokens * (size.layers * stored + 2 * size.width),
+    }
+
+
+MEASURED = ((SIZES[0], 10), (SIZES[0], 100), (SIZES[0], 1_000), (SIZES[1], 100), (SIZES[1], 1_000), (SIZES[2], 100))
+
+
+def measured() -> list[dict[str, Any]]:
+    """float32 on this computer: peaks of planned steps, and what plain autograd over the same ops saves for its backward."""
+    rows = []
+    for size, context in MEASURED:
+        model = size.model("cpu", torch.float32)
+        ids = torch.randint(0, VOCABULARY, (BATCH, context))
+        compiled = adjcomp.compile(model, "1KiB", optimizer="adam", options=QUICK)
+        try:
+            compiled(input_ids=ids, labels=ids)
+        except adjcomp.BudgetError as error:
+            compiled = adjcomp.compile(model, error.minimum_bytes, optimizer="adam", options=QUICK)
+        compiled(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad(set_to_none=True)
+        optimizer = compiled.plan.bytes_by_kind.get("optimizer", 0)
+        stats = compiled.stats
+        rows.append(
+            {"size": size.name, "context": context, "planned": stats.predicted_peak_bytes, "optimizer": optimizer}
+            | {"measured": stats.measured_peak_bytes + optimizer, "plain": saved_bytes(model, ids)}
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def saved_bytes(model: MambaForCausalLM, ids: torch.Tensor) -> int:
+    """Bytes of the storages that plain autograd keeps between forward and backward, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found: dict[int, int] = {}
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), kernels_as_ops():
+        model(input_ids=ids, labels=ids)
+    return sum(found.values())
+
+
+def claims() -> list[dict[str, Any]]:
+    """Longest context of the 1.27B model, batch 2, Adam, on one A100 of 40 GB and on the paper's five nodes of eight."""
+    size = SIZES[-1]
+    model = size.model("meta", torch.bfloat16)
+    rows = []
+    for name, machine in (("one GPU", "a100-40gb"), ("five nodes of eight", "a100-40gb:5x8")):
+        longest = adjcomp.max_context(model, machine=machine, batch_size=BATCH, optimizer="adam", limit=1 << 24)
+        found = parse_machine(machine)
+        memory, states, other = sum(device.memory_bytes for device in found.devices), states_bytes(model), {}
+        for way in ("backprop", "checkpointing", "paper"):
+            each = (by_arithmetic(size, 1_000_000, 0)[way]) / 1_000_000
+            other[way] = int(max(0, memory - states) / each)
+        rows.append({"where": name, "adjcomp": longest, **other})
+        print(rows[-1], flush=True)
+    return rows

@@ -1,0 +1,69 @@
+"""Reproduce the tables and figures of adjoint sharding (arXiv 2501.00692): measure and plan, then write docs/paper.md.
+
+    python tests/benchmarks/paper/run.py                  # everything (under ten minutes on 2 cores)
+    python tests/benchmarks/paper/run.py --only timing    # one part again, then the page from the last results of all
+    python tests/benchmarks/paper/run.py --only page      # the page alone
+
+Each part runs in a process of its own and leaves its results in build/paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+ROOT = HERE.parents[2]
+RESULTS = ROOT / "build" / "paper"
+PARTS = ("timing", "errors", "training", "accounting", "measured", "figure_1", "claims")
+
+
+def main() -> None:
+    """Run the parts that are asked for, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=(*PARTS, "page"), help="parts to run again")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        warnings.simplefilter("ignore")
+        (RESULTS / f"{options.part}.json").write_text(json.dumps(_result(options.part), indent=1), encoding="utf-8")
+        return
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for part in options.only or PARTS:
+        if part != "page":
+            started = time.perf_counter()
+            subprocess.run([sys.executable, str(Path(__file__).resolve()), "--part", part], check=True, cwd=ROOT)
+            print(f"{part}: {time.perf_counter() - started:.0f} s", flush=True)
+    from page import write_page
+
+    write_page({part: json.loads((RESULTS / f"{part}.json").read_text(encoding="utf-8")) for part in PARTS}, ROOT / "docs")
+    print("docs/paper.md is written")
+
+
+def _result(part: str) -> Any:
+    import accounting
+    import errors
+    import memory
+    import timing
+    import training
+
+    return {
+        "timing": timing.figure_6,
+        "errors": errors.approximation_errors,
+        "training": training.loss_curves,
+        "accounting": accounting.counts,
+        "measured": memory.measured,
+        "figure_1": memory.figure_1,
+        "claims": memory.claims,
+    }[part]()
+
+
+if __name__ == "__main__":
+    main()
