@@ -10,6 +10,7 @@ from typing import Any
 from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.program import Program, TilePrograms, Work
 from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template
+from adjcomp.ir.variant import Coupling
 from adjcomp.machine import Device
 from adjcomp.passes.joint import KeepPolicy, Split
 from adjcomp.passes.programs import tile_programs
@@ -124,6 +125,7 @@ class CostModel:
             ties=self.outside.ties,
             coupling=self.stack.variant.coupling.value,
             adjoint_window=self.stack.variant.adjoint_window,
+            shares_cotangent=self._shares_cotangent(),
         )
 
     def _table(self, length: int) -> tuple[TileCost, ...]:
@@ -171,6 +173,13 @@ class CostModel:
             has_vjp=vjp is not None,
             passes_cotangent=InputKind.STREAM in wanted,
         )
+
+    def _shares_cotangent(self) -> bool:
+        """Whether every layer with a VJP hands the stream's cotangent on unchanged, so that all can read the head's."""
+        bottom = next((k for k, layer in enumerate(self.stack.layers) if self.splits[layer.template] is not None), 0)
+        splits = [self.splits[layer.template] for layer in self.stack.layers[max(bottom + 1, 1) : -1]]
+        residual = self.stack.variant.coupling is Coupling.RESIDUAL
+        return residual and all(split is not None and split.joint.hands_cotangent_on for split in splits)
 
     def _adjoint_values(self, index: int, outputs: list[tuple[OutputKind, bool, Any]]) -> list[Any]:
         """What travels backward in time: cotangents of states, or, under a window, what the window needs of later steps."""

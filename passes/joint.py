@@ -56,6 +56,17 @@ class JointGraph:
         values = [n.meta["val"] for n in placeholders[len(self.template.inputs) :]]
         return list(zip(self.cotangents, values, strict=True))
 
+    @property
+    def hands_cotangent_on(self) -> bool:
+        """Whether the gradient of x[k-1,c] is the cotangent of x[k,c] as it came in."""
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder"][len(self.template.inputs) :]
+        results = list(next(n for n in self.graph.nodes if n.op == "output").args[0])[len(self.template.outputs) :]
+        tangents = [
+            n for n, i in zip(placeholders, self.cotangents, strict=True) if self.template.outputs[i].kind is OutputKind.STREAM
+        ]
+        streams = [n for n, i in zip(results, self.gradients, strict=True) if self.template.inputs[i].kind is InputKind.STREAM]
+        return len(streams) == 1 and streams == tangents
+
 
 @dataclass(frozen=True)
 class Split:

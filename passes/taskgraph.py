@@ -70,7 +70,8 @@ def _add_backward(graph: networkx.DiGraph, costs: StackCosts, layer: int, chunk:
     if layer == costs.head:  # the cotangent of the loss is known once the forward is over
         _edge(graph, costs, forward_task(costs, layer, last), task)
     else:
-        _edge(graph, costs, adjoint_task(costs, layer + 1, chunk), task, cotangent(layer, chunk))
+        source = costs.cotangent_of(layer)
+        _edge(graph, costs, adjoint_task(costs, source + 1, chunk), task, cotangent(source, chunk))
     if chunk < last and has_adjoint(tile):
         _edge(graph, costs, adjoint_task(costs, layer, chunk + 1), task, adjoint(layer, chunk))
 

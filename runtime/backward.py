@@ -115,9 +115,11 @@ class Backward:
         wanted = [template.inputs[i] for i in programs.gradients]
         travelling = [entry for entry in wanted if entry.kind in (InputKind.STREAM, InputKind.CARRY)]
         held: Held = [None] * len(layer.carries)
+        costs = self.tiles.executable.plan.costs
         for entry, result in zip(travelling, results, strict=True):
             if entry.kind is InputKind.STREAM:
-                self.tiles.values[cotangent(k - 1, chunk)] = [result]
+                if costs.makes_cotangent(k, chunk):
+                    self.tiles.values[cotangent(k - 1, chunk)] = [result]
             else:
                 held[entry.index] = result
         if layer.carries:
@@ -139,13 +141,20 @@ class Backward:
         made = self.tiles.zeros(info.shape, info.dtype)
         return made.copy_(adjoint[:, : made[0].numel()].view(info.shape))
 
+    def _stream_cotangent(self, k: int, chunk: int) -> Tensor | None:
+        """g[k,chunk], given up by the last tile that reads it; None where nothing flowed."""
+        costs = self.tiles.executable.plan.costs
+        value = cotangent(costs.cotangent_of(k), chunk)
+        last = not costs.shares_cotangent or not costs.tile(k, chunk).passes_cotangent
+        return (self.tiles.values.pop(value, [None]) if last else self.tiles.values.get(value, [None]))[0]
+
     def _cotangent(self, k: int, chunk: int, i: int) -> Tensor:
         """The cotangent of output i of a tile; zeros where nothing flowed."""
         layer, template = self.tiles.layer(k)
         entry = template.outputs[i]
         match entry.kind:
             case OutputKind.STREAM:
-                given = self.tiles.values.pop(cotangent(k, chunk), [None])[0]
+                given = self._stream_cotangent(k, chunk)
                 return self.tiles.stream_zeros(k, chunk) if given is None else given
             case OutputKind.CARRY:
                 info = layer.carries[entry.index]

@@ -2,8 +2,8 @@
 
 Layers: 0 is the stem, 1 … K the residual layers, K + 1 the head. Values: see `adjcomp.ir.values`. What an action reads and writes
 follows from its rule and the tile's flags. The values in `frees` are dropped when the action ends, except that `Adjoint` and
-`HeadVjp` own `keep[k,c]` and `g[k,c]` and drop each as soon as it is consumed. A new idea is a new action, not a flag on an old
-one.
+`HeadVjp` own `keep[k,c]` and `g[k,c]` (unless layers share it) and drop each as soon as it is consumed. A new idea is a new
+action, not a flag on an old one.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _vjp_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     tile = costs.tile(layer, chunk)
     needed = [keep(layer, chunk)]
     if layer < costs.head:
-        needed.append(cotangent(layer, chunk))
+        needed.append(cotangent(costs.cotangent_of(layer), chunk))
     if has_adjoint(tile):
         needed.append(adjoint(layer, chunk))
     if tile.reads_input and layer > 0:
@@ -249,5 +249,5 @@ def _vjp_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
 def _vjp_writes(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     """What the VJP of tile (layer, chunk) makes."""
     tile = costs.tile(layer, chunk)
-    made: tuple[Value, ...] = (cotangent(layer - 1, chunk),) if tile.passes_cotangent and layer > 0 else ()
+    made: tuple[Value, ...] = (cotangent(layer - 1, chunk),) if costs.makes_cotangent(layer, chunk) else ()
     return (*made, adjoint(layer, chunk - 1)) if has_adjoint(tile) else made

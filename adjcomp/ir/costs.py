@@ -68,6 +68,7 @@ class StackCosts:
     ties: tuple[Tie, ...] = ()  # parameters that several layers share
     coupling: str = "exact"  # "residual": layer inputs are constants of the backward, an approximation
     adjoint_window: int | None = None  # steps that an output's adjoint reaches back; None: all, as backpropagation does
+    shares_cotangent: bool = False  # residual coupling: every layer's VJP reads g[K,c], the one that the head makes
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""
@@ -78,3 +79,11 @@ class StackCosts:
     def head(self) -> int:
         """Index of the head, K + 1."""
         return len(self.layers) - 1
+
+    def cotangent_of(self, layer: int) -> int:
+        """The k of the g[k,c] that the VJP of `layer` reads: its own, or the stream's last where all layers read that."""
+        return self.head - 1 if self.shares_cotangent else layer
+
+    def makes_cotangent(self, layer: int, chunk: int) -> bool:
+        """Whether the VJP of a tile writes g[layer-1,chunk]."""
+        return self.tile(layer, chunk).passes_cotangent and layer > 0 and (layer == self.head or not self.shares_cotangent)

@@ -50,8 +50,11 @@ def tile_rule(costs: StackCosts, action: type[Action], layer: int, chunk: int, k
     if action in (Adjoint, HeadVjp):
         previous = costs.tile(layer, max(chunk - 1, 0))
         below = costs.tile(layer - 1, chunk) if layer > 0 else None
-        owns = [(Kind.KEEP, layer, 0)] + ([(Kind.COTANGENT, layer, 0)] if layer < costs.head else [])
-        writes = tuple(_vjp_writes(tile, below, previous, layer))
+        owns = [(Kind.KEEP, layer, 0)]
+        if layer < costs.head and not costs.shares_cotangent:
+            owns.append((Kind.COTANGENT, layer, 0))
+        hands_on = costs.shares_cotangent and layer < costs.head
+        writes = tuple(_vjp_writes(tile, None if hands_on else below, previous, layer))
         reads = list(_vjp_reads(costs, tile, layer))
         return Rule(tuple(reads), writes, tuple(owns), tile.adjoint_workspace_bytes, tile.adjoint_seconds)
     reads = [(Kind.STREAM, layer - 1, 0)] if layer > 0 else []
@@ -70,7 +73,7 @@ def _vjp_reads(costs: StackCosts, tile: TileCost, layer: int) -> Iterator[tuple[
     """Everything the VJP of a tile looks at."""
     yield Kind.KEEP, layer, 0
     if layer < costs.head:
-        yield Kind.COTANGENT, layer, 0
+        yield Kind.COTANGENT, costs.head - 1 if costs.shares_cotangent else layer, 0
         if tile.reads_output:
             yield Kind.STREAM, layer, 0
     if tile.reads_input and layer > 0:

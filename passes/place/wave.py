@@ -143,7 +143,7 @@ class _Writer:
         if is_wave:
             return
         if self.station.above is not None:
-            value = cotangent(self.station.last, chunk)
+            value = cotangent(self.costs.cotangent_of(self.station.last), chunk)
             self._do(Receive(value, self.station.above, stream=1))
 
     def _room_for_stream(self, chunk: int) -> None:
@@ -164,14 +164,18 @@ class _Writer:
         """The VJPs of a chunk; tiles that wait for a second run get it now, and a chunk that the wave doesn't reach its first."""
         mode, station = self.station.modes[chunk], self.station
         top = station.last - mode.held
+        hands_down = station.below is not None and self.costs.tile(station.first, chunk).passes_cotangent
+        shared = self.costs.shares_cotangent
         for layer in range(station.last, max(station.first, self.bottom) - 1, -1):
             if layer == top and (self.on_top or not self.wave[chunk]):
                 self._recompute(chunk)
             if layer in mode.again and layer <= top:
                 self._do(Recompute(layer, chunk, True))
             self._do(vjp(self.costs, layer, chunk))
-        if station.below is not None and self.costs.tile(station.first, chunk).passes_cotangent:
-            self._send(cotangent(station.first - 1, chunk), station.below)
+            if hands_down and shared and layer == station.last:  # no layer changes it: those below needn't wait for this station
+                self._send(cotangent(self.costs.head - 1, chunk), station.below)  # type: ignore[arg-type]
+        if hands_down and not shared:
+            self._send(cotangent(station.first - 1, chunk), station.below)  # type: ignore[arg-type]
 
     def _hand_up(self, chunk: int) -> None:
         if self.station.above is not None:

@@ -10,14 +10,13 @@ from example import PaperModel
 
 import adjcomp
 
-STEPS, CONTEXT, LAYERS = 160, 256, 3
+STEPS, CONTEXT, LAYERS = 150, 256, 3
 FORMS: dict[str, dict[str, Any]] = {
     "exact": {},
     "residual": {"coupling": "residual"},
-    "window 64": {"adjoint_window": 64},
-    "window 8": {"adjoint_window": 8},
+    "window 16": {"adjoint_window": 16},
     "window 1": {"adjoint_window": 1},
-    "residual, window 8": {"coupling": "residual", "adjoint_window": 8},
+    "residual, window 16": {"coupling": "residual", "adjoint_window": 16},
 }
 
 
