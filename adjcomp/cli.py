@@ -48,12 +48,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(frontier, seq_len=None)
     _add_machine(frontier)
     frontier.add_argument("--points", type=parse_count, default=8, help="budgets to plan for (default: 8)")
+    _add_gradient(plan)
     explain = commands.add_parser("explain", help="print what was found in a model: layers, states, what tiles keep")
     _add_model(explain, seq_len="4K")
     check = commands.add_parser("check", help="compare a model's gradients with plain autograd's, on this computer's CPU")
     _add_model(check, seq_len="64")
     check.add_argument("--budget", help="bytes, such as 512MiB (default: what is free)")
     check.add_argument("--chunk", type=parse_count, default=16, help="chunk length in tokens (default: 16)")
+    _add_gradient(check)
     check.add_argument("--bound", type=float, default=1e-5, help="largest relative error that passes (default: 1e-5)")
     show = commands.add_parser("show", help="print a saved plan")
     show.add_argument("plan", metavar="PLAN.json")
@@ -74,6 +76,12 @@ def _add_model(parser: argparse.ArgumentParser, *, seq_len: str | None) -> None:
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, help="of parameters (default: bfloat16; on a cpu float32)")
     parser.add_argument("--layers", type=parse_count, help="another number of layers than the shape's")
+
+
+def _add_gradient(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--coupling", choices=("exact", "residual"), default="exact", help="residual: an approximate gradient")
+    window = "truncate adjoints to this many tokens: an approximate gradient (default: exact)"
+    parser.add_argument("--adjoint-window", type=parse_count, metavar="TOKENS", help=window)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:

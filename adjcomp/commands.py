@@ -33,6 +33,8 @@ def plan_command(arguments: argparse.Namespace) -> Answer:
         optimizer=arguments.optimizer,
         chunk=arguments.chunk,
         example_inputs=_inputs(found, arguments),
+        adjoint_window=arguments.adjoint_window,
+        coupling=arguments.coupling,
     )
     if arguments.json:
         Path(arguments.json).write_text(made.to_json(), encoding="utf-8")
@@ -80,7 +82,14 @@ def check_command(arguments: argparse.Namespace) -> Answer:
 
     found = _find(arguments, device="cpu")
     inputs = _inputs(found, arguments) or _random_tokens(found, arguments)
-    report = check_gradients(found.model, inputs, arguments.budget, chunk=min(arguments.chunk, arguments.seq_len))
+    report = check_gradients(
+        found.model,
+        inputs,
+        arguments.budget,
+        chunk=min(arguments.chunk, arguments.seq_len),
+        adjoint_window=arguments.adjoint_window,
+        coupling=arguments.coupling,
+    )
     passed = report.max_relative_error <= arguments.bound
     return f"{report}\n{'within' if passed else 'NOT within'} the bound of {arguments.bound:g}", 0 if passed else 1
 
