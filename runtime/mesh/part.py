@@ -115,9 +115,10 @@ class Part:
         if value.kind in (Kind.STREAM, Kind.COTANGENT):
             return [self._stream(template, value.chunk)]
         wanted = [o.differentiable or value.kind is Kind.CARRY for o in template.outputs if o.kind is OutputKind.CARRY]
+        shapes = [info.shape if value.kind is Kind.CARRY else info.adjoint_shape for info in layer.carries]
         return [
-            Spec(info.shape, _dense_stride(info.shape), info.dtype) if exists else None
-            for info, exists in zip(layer.carries, wanted, strict=True)
+            Spec(shape, _dense_stride(shape), info.dtype) if exists else None
+            for info, shape, exists in zip(layer.carries, shapes, wanted, strict=True)
         ]
 
     def _stream(self, template: Template, chunk: int) -> Spec:

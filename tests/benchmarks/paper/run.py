@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 ROOT = HERE.parents[2]
 RESULTS = ROOT / "build" / "paper"
-PARTS = ("timing", "errors", "training", "accounting", "measured", "figure_1", "claims")
+PARTS = ("timing", "errors", "training", "accounting", "measured", "figure_1")
 
 
 def main() -> None:
@@ -61,7 +61,6 @@ def _result(part: str) -> Any:
         "accounting": accounting.counts,
         "measured": memory.measured,
         "figure_1": memory.figure_1,
-        "claims": memory.claims,
     }[part]()
 
 
