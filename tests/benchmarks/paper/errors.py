@@ -25,6 +25,7 @@ def approximation_errors() -> dict[str, Any]:
     found: dict[str, Any] = {"coupling": [], "window": [], "norms": []}
     for depth in DEPTHS:
         for trained in (False, True):
+            torch.manual_seed(0)
             model = PaperModel("diagonal", STATES, WIDTH, depth)
             if trained:
                 train(model)

@@ -151,8 +151,9 @@ time.
 The states that the paper stores are larger than what plain backprop over fused kernels keeps: a state has 16 numbers for every
 channel, and it stores one for every step.
 
-Measured here, in float32, batch 2, the smallest plan: the peak that the plan predicts, the peak of what was live while it ran, and what
-plain autograd over the same kernels keeps between forward and backward, beside the model and Adam.
+Measured here, in float32, batch 2, the smallest plan: the peak that the plan predicts, the peak of what was live while it ran (with
+Adam's state added, which the run didn't make), and what plain autograd over the same kernels keeps between forward and backward, beside
+the model and Adam.
 
 {_measured(measured)}"""
 
