@@ -64,10 +64,10 @@ a table or a figure was typed in. Every number is one of
 - **arithmetic**: a formula, with none of it run.
 
 ```python
-adjcomp.compile(model)                                           # exact: the gradient of backpropagation, the default
-adjcomp.compile(model, coupling="residual")                      # Proposition 3: an approximation for more than one layer
-adjcomp.compile(model, adjoint_window=2_000)                     # Equation 7, truncated: an approximation
-adjcomp.vjp_costs("diagonal", N=225, P=128, batch=8, T=10_000, K=100, adjoint_window=2_000)   # the paper's accounting
+adjcomp.compile(model)  # exact: the gradient of backpropagation, the default
+adjcomp.compile(model, coupling="residual")  # Proposition 3: an approximation for more than one layer
+adjcomp.compile(model, adjoint_window=2_000)  # Equation 7, truncated: an approximation
+adjcomp.vjp_costs("diagonal", N=225, P=128, batch=8, T=10_000, K=100, adjoint_window=2_000)  # the paper's accounting
 ```
 
 | the paper | here |
