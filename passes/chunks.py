@@ -16,13 +16,13 @@ def candidate_chunks(seq_len: int, device_kind: str, devices: int = 1) -> list[i
 
     Several devices wait for each other's first chunks, so from some length on there are at least 32 chunks for each.
     """
-    longest = max(LONGEST[device_kind], math.ceil(seq_len / MOST_CHUNKS))
+    shortest_allowed = math.ceil(seq_len / MOST_CHUNKS)
+    longest = max(LONGEST[device_kind], 2 * shortest_allowed)  # there is a power of two between a number and its double
     if devices > 1:
-        longest = min(longest, max(SHORT, math.ceil(seq_len / MOST_CHUNKS), seq_len // (FEWEST_CHUNKS * devices)))
+        longest = min(longest, max(SHORT, 2 * shortest_allowed, seq_len // (FEWEST_CHUNKS * devices)))
     lengths = {math.ceil(seq_len / parts) for parts in range(1, 17)}
     length = SHORTEST
     while length < seq_len:
         lengths.add(length)
         length *= 2
-    shortest_allowed = math.ceil(seq_len / MOST_CHUNKS)
     return sorted(n for n in lengths if shortest_allowed <= n <= longest)

@@ -9,6 +9,7 @@ from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss,
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import Coupling, Variant
+from adjcomp.report.places import placement_lines
 from adjcomp.units import format_bytes, format_seconds
 
 WIDTH = 100
@@ -46,7 +47,8 @@ class _Row:
 
 def plan_text(plan: Plan) -> str:
     """`plan` as lines of text; equal plans give equal text."""
-    sections = (_summary(plan), _memory(plan), _modes(plan), _actions(plan), _words(plan))
+    places = (placement_lines(plan),) if len(plan.shares) > 1 else ()
+    sections = (_summary(plan), *places, _memory(plan), _modes(plan), _actions(plan), _words(plan))
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -185,11 +187,11 @@ def _actions(plan: Plan) -> list[str]:
     for action in plan.actions:
         name = action_name(action)
         counts[name] = counts.get(name, 0) + 1
-        seconds[name] = seconds.get(name, 0.0) + action.seconds(plan.costs)
+        seconds[name] = seconds.get(name, 0.0) + action.seconds(plan.costs) / plan.shares[action.device].speed
     lines = [f"{len(plan.actions)} actions"]
     for name, count in counts.items():
         if seconds[name] > 0:
-            share = 100 * seconds[name] / plan.seconds
+            share = 100 * seconds[name] / (plan.seconds * len(plan.shares))
             lines.append(f"  {name:<26}{count:>8}  {format_seconds(seconds[name]):>14}  {share:5.1f} %")
     return lines
 

@@ -23,6 +23,7 @@ class Site:
 
     name: str
     budget_bytes: int
+    memory_bytes: int  # what the device has
     speed: float  # how many times as fast as the cost tables say
 
 

@@ -24,6 +24,7 @@ from adjcomp.passes.place.ranges import Ranges, ranges
 from adjcomp.passes.place.sweep import sweep_actions
 from adjcomp.passes.place.timeline import Timeline
 from adjcomp.passes.place.wave import station_actions
+from adjcomp.passes.schedule.search import LEAST_LIMIT
 from adjcomp.passes.simulate import simulate
 from adjcomp.units import format_bytes
 
@@ -77,8 +78,9 @@ def solve_machine(
     if not found:
         raise _budget_error(problems, placements, budget_bytes)
     best: Plan | None = None
+    tries = TRIES if _searched(options) else 1
     for placement in placements:
-        for option in sorted((o for o in found if o.placement == placement), key=lambda o: o.seconds)[:TRIES]:
+        for option in sorted((o for o in found if o.placement == placement), key=lambda o: o.seconds)[:tries]:
             if best is None or option.seconds < best.seconds:
                 plan = _written(option)
                 best = plan if best is None or plan.seconds < best.seconds else best
@@ -111,7 +113,7 @@ def _problems(
 ) -> list[Problem]:
     """The problem at each chunk length, shortest first."""
     sites = tuple(
-        Site(device.name, min(budget_bytes, device.memory_bytes), speed)
+        Site(device.name, min(budget_bytes, device.memory_bytes), device.memory_bytes, speed)
         for device, speed in zip(machine.devices, relative_speeds(machine), strict=True)
     )
     lengths = sorted({min(int(length), seq_len) for length in candidates})
@@ -179,8 +181,7 @@ def _plan(problem: Problem, solution: Partition | Ranges) -> Plan:
 
 def _certified(plan: Plan, bound: float, placements: Sequence[str], chunks: tuple[int, ...], options: Options) -> Plan:
     """`plan` with its lower bound and status."""
-    limit = options.solver_time_limit_seconds
-    searched = limit is None or limit >= 1e-3
+    searched = _searched(options)
     bound = max(0.0, min(bound, plan.seconds))
     status = (Status.OPTIMAL if bound >= plan.seconds * (1 - 1e-6) else Status.FEASIBLE) if searched else Status.HEURISTIC
     space = "one of the listed chunk lengths; " + "; or ".join(SPACES[placement] for placement in placements)
@@ -188,28 +189,39 @@ def _certified(plan: Plan, bound: float, placements: Sequence[str], chunks: tupl
     return replace(plan, certificate=certificate)
 
 
+def _searched(options: Options) -> bool:
+    """Whether there is time for more than one plan."""
+    limit = options.solver_time_limit_seconds
+    return limit is None or limit >= LEAST_LIMIT
+
+
 def _budget_error(problems: Sequence[Problem], placements: Sequence[str], budget: int) -> BudgetError:
-    """The error for a budget that nothing fits: the least that does, by bisection, and what fills it."""
-    low, high = budget, max(2 * budget, 1 << 20)
-    while _first_fit(problems, placements, high) is None:
+    """The error for a budget that nothing fits: the least that does, by bisection, and what fills it.
+
+    Where nothing fits however large the budget, because of the devices' own memory, it is what would fit on larger devices.
+    """
+    largest = max(site.memory_bytes for site in problems[0].sites)
+    fits_here = _first_fit(problems, placements, largest, capped=True) is not None
+    low, high = budget, largest if fits_here else max(2 * budget, 1 << 20)
+    while not fits_here and _first_fit(problems, placements, high, capped=False) is None:
         low, high = high, high * 2
         if high > 1 << 60:
             raise ValueError("no budget is large enough for this placement")
     while high - low > max(1, high >> 12):
         middle = (low + high) // 2
-        if _first_fit(problems, placements, middle) is None:
+        if _first_fit(problems, placements, middle, capped=fits_here) is None:
             low = middle
         else:
             high = middle
-    option = _first_fit(problems, placements, high)
+    option = _first_fit(problems, placements, high, capped=fits_here)
     assert option is not None
-    return BudgetError(budget, high, _written(option).bytes_by_kind, subject=_culprit(problems, high))
+    return BudgetError(budget, high, _written(option).bytes_by_kind, subject=_culprit(problems, high, largest, fits_here))
 
 
-def _first_fit(problems: Sequence[Problem], placements: Sequence[str], budget: int) -> _Option | None:
-    """A placement that fits when every device has `budget` bytes."""
+def _first_fit(problems: Sequence[Problem], placements: Sequence[str], budget: int, *, capped: bool) -> _Option | None:
+    """A placement that fits when every device has `budget` bytes; `capped`: no more than it has memory."""
     for problem in problems:
-        sites = tuple(replace(site, budget_bytes=budget) for site in problem.sites)
+        sites = tuple(replace(s, budget_bytes=min(budget, s.memory_bytes) if capped else budget) for s in problem.sites)
         for placement in placements:
             option = _model(replace(problem, sites=sites), placement)
             if option is not None:
@@ -217,13 +229,12 @@ def _first_fit(problems: Sequence[Problem], placements: Sequence[str], budget: i
     return None
 
 
-def _culprit(problems: Sequence[Problem], minimum: int) -> str:
-    """The layer that needs most, where it alone is most of the minimum."""
+def _culprit(problems: Sequence[Problem], minimum: int, largest: int, fits_here: bool) -> str:
+    """The layer that needs most, where it alone is most of the minimum; and whether the devices are too small."""
     problem = problems[0]
     sizes = [sum(sum(kinds.values()) for kinds in problem.residency.on(k, k)) for k in range(problem.head + 1)]
     layer = max(range(len(sizes)), key=sizes.__getitem__)
-    if sizes[layer] < minimum // 2:
-        return f"{len(problem.sites)} devices"
-    largest = max(site.budget_bytes for site in problem.sites)
-    name = problem.costs.layers[layer].name
-    return f"layer {name}, which alone holds {format_bytes(sizes[layer])} (the largest device has {format_bytes(largest)})"
+    what = f"{len(problem.sites)} devices"
+    if sizes[layer] >= minimum // 2:
+        what = f"layer {problem.costs.layers[layer].name}, which alone holds {format_bytes(sizes[layer])}"
+    return what if fits_here else f"{what} (the largest device has {format_bytes(largest)})"

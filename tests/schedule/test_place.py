@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from synthetic import layered_residency, random_stack, regular_stack
 
 from adjcomp.errors import BudgetError
-from adjcomp.ir.costs import StackCosts, Tie
+from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.residency import Item, Residency
 from adjcomp.ir.transfers import Send, SumTied
 from adjcomp.machine import GIB, Machine, parse_machine
 from adjcomp.options import Options
@@ -93,3 +94,64 @@ def test_in_the_layers_placement_only_residual_chunks_and_cotangents_travel() ->
 def test_in_the_time_placement_only_states_and_their_adjoints_travel() -> None:
     plan = placed(regular_stack(4096, 256, 6), parse_machine("cpu:2"), GIB, "time")
     assert {action.value.kind.value for action in plan.actions if isinstance(action, Send)} == {"s", "lam"}
+
+
+def test_a_layer_that_fits_on_no_device_is_named_with_its_bytes_and_the_largest_device() -> None:
+    costs, machine = regular_stack(4096, 256, 4), parse_machine("a100-40gb:2")
+    residency = layered_residency(costs)
+    huge = (*residency.layers[3], Item("huge", "parameters", 60 * GIB, False))
+    forms = [(lambda chunk: costs, Residency((*residency.layers[:3], huge, *residency.layers[4:])))]
+    with pytest.raises(BudgetError, match=r"layer layers\.2, which alone holds 60.* \(the largest device has 39\.5"):
+        solve_machine(
+            forms, machine=machine, seq_len=4096, budget_bytes=39 * GIB, candidates=[256], options=Options(placement="layers")
+        )
+
+
+def test_without_time_to_search_a_placement_says_so() -> None:
+    costs = regular_stack(4096, 256, 6)
+    plan = solve_machine(
+        [(lambda chunk: costs, layered_residency(costs))],
+        machine=parse_machine("cpu:2"),
+        seq_len=4096,
+        budget_bytes=GIB,
+        candidates=[256],
+        options=Options(solver_time_limit_seconds=0),
+    )
+    plan.verify()
+    assert plan.status == "heuristic"
+
+
+def test_the_printed_plan_says_where_everything_is() -> None:
+    plan = placed(regular_stack(4096, 256, 6), parse_machine("cpu:2"), GIB, "layers")
+    text = str(plan)
+    assert "Placement" in text
+    assert "cpu:0          0-" in text
+
+
+@pytest.mark.slow
+def test_a_hybrid_of_64_layers_on_8_unequal_devices_plans_within_five_percent() -> None:
+    machine = replace(unequal(8, 3), name="unequal")
+    devices = tuple(replace(d, memory_bytes=GIB << (i % 3)) for i, d in enumerate(machine.devices))
+    costs = regular_stack(1 << 20, 1 << 10, 64)
+    kinds = [random.Random(k).uniform(0.5, 2) for k in range(66)]
+    tables = [
+        tuple(
+            replace(
+                t, forward_seconds=t.forward_seconds * s, keep_seconds=t.keep_seconds * s, adjoint_seconds=t.adjoint_seconds * s
+            )
+            for t, s in zip(table, kinds, strict=True)
+        )
+        for table in (costs.layers, costs.last_layers)
+    ]
+    hybrid = replace(costs, layers=tables[0], last_layers=tables[1])
+    assert placed(hybrid, replace(machine, devices=devices), 4 * GIB, None).gap < 0.05
+
+
+def _slower(tile: TileCost, factor: float) -> TileCost:
+    """The tile with other times."""
+    return replace(
+        tile,
+        forward_seconds=tile.forward_seconds * factor,
+        keep_seconds=tile.keep_seconds * factor,
+        adjoint_seconds=tile.adjoint_seconds * factor,
+    )
