@@ -12,18 +12,40 @@ from adjcomp.ops.loss import linear_cross_entropy
 from adjcomp.ops.norm import rms_norm
 from adjcomp.ops.scan import dense_scan, linear_scan
 from adjcomp.ops.selective import selective_scan
+from adjcomp.ops.summaries import (
+    dense_scan_adjoint_summary,
+    dense_scan_summary,
+    gated_delta_rule_adjoint_summary,
+    gated_delta_rule_summary,
+    linear_scan_adjoint_summary,
+    linear_scan_summary,
+    selective_scan_adjoint_summary,
+    selective_scan_summary,
+    ssd_adjoint_summary,
+    ssd_summary,
+)
 from adjcomp.ops.uniform import counter_uniform
 
 __all__ = [
     "causal_conv1d",
     "counter_uniform",
     "dense_scan",
+    "dense_scan_adjoint_summary",
+    "dense_scan_summary",
     "gated_delta_rule",
+    "gated_delta_rule_adjoint_summary",
+    "gated_delta_rule_summary",
     "linear_cross_entropy",
     "linear_scan",
+    "linear_scan_adjoint_summary",
+    "linear_scan_summary",
     "rms_norm",
     "selective_scan",
+    "selective_scan_adjoint_summary",
+    "selective_scan_summary",
     "ssd",
+    "ssd_adjoint_summary",
+    "ssd_summary",
 ]
 
 import adjcomp.runtime.kernels.registry  # noqa: F401 - last: it registers kernels for the ops declared above

@@ -12,10 +12,14 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adjcomp.runtime.cache import private_folder
+
+if TYPE_CHECKING:
+    from adjcomp.runtime.kernels.triton.aot import Row
 
 OUTPUT = Path("build") / "kernels.json"
 COLUMNS = ("kernel", "types", "target", "regs", "spills", "shared", "load", "warps")
@@ -28,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kernels", default="", help="only kernels whose name contains this")
     parser.add_argument("--targets", nargs="*", help="only these targets")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that compile")
+    parser.add_argument("--update", action="store_true", help="write the shared memory that was measured into table.json")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the rows are written")
     return parser.parse_args()
 
@@ -38,6 +43,23 @@ def line(*cells: object) -> str:
     columns = zip(map(str, cells), widths, strict=False)
     padded = [f"{cell:<{width}}" if width > 0 else f"{cell:>{-width}}" for cell, width in columns]
     return " ".join([*padded, *map(str, cells[len(widths) :])])
+
+
+def update(rows: list[Row]) -> None:
+    """Write the most shared memory that any target needs to each row of the table of configurations."""
+    from adjcomp.runtime.kernels.triton import configs
+
+    most: dict[tuple[str, str], int] = {}
+    for row in rows:
+        place = (row.family, row.config)
+        most[place] = max(most.get(place, 0), row.shared_bytes)
+    table = [
+        replace(
+            row, config=replace(row.config, shared_bytes=most.get((row.config.kernel, str(row.config)), row.config.shared_bytes))
+        )
+        for row in configs.rows()
+    ]
+    configs.TABLE.write_text(configs.text(table))
 
 
 def main() -> int:
@@ -58,6 +80,8 @@ def main() -> int:
         for fault in row.faults:
             faults += 1
             print(f"  ^ {row.kernel} on {row.target}: {fault}", file=sys.stderr, flush=True)
+    if options.update:
+        update(rows)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     names = {row.kernel for row in rows}

@@ -27,28 +27,42 @@ MODULES = {
     "gated_delta_rule": "gated_delta_rule",
     "causal_conv1d": "causal_conv1d",
     "counter_uniform": "counter_uniform",
+    "linear_cross_entropy": "linear_cross_entropy",
+    "linear_cross_entropy_add": "linear_cross_entropy",
     "rms_norm": "rms_norm",
 }
-PACKAGES = {"cpu": "adjcomp.runtime.kernels.cpu", "cuda": "adjcomp.runtime.kernels.triton"}
+CPU_PACKAGE = "adjcomp.runtime.kernels.cpu"
+PACKAGES = {"cpu": CPU_PACKAGE, "cuda": "adjcomp.runtime.kernels.triton"}
 # Ops whose one implementation serves every device.
 COMMON = {
-    "linear_cross_entropy": "adjcomp.runtime.kernels.cross_entropy",
-    "linear_cross_entropy_add": "adjcomp.runtime.kernels.cross_entropy",
     "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",
     "ssd_window": "adjcomp.runtime.kernels.windowed.selective",
     "gated_delta_rule_window": "adjcomp.runtime.kernels.windowed.delta",
 }
+# Where a device's implementation lies elsewhere.
+ELSEWHERE = {
+    ("linear_cross_entropy", "cpu"): "adjcomp.runtime.kernels.cross_entropy",
+    ("linear_cross_entropy_add", "cpu"): "adjcomp.runtime.kernels.cross_entropy",
+}
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 VJP_SUFFIX = "_vjp"
+SUMMARY_SUFFIXES = ("_adjoint_summary", "_summary")  # the longer one first
+SUMMARIES = "adjcomp.runtime.kernels.summaries"  # those of a CPU, made of the ops themselves
 
 
 def module_name(op: str, device: str) -> str:
-    """The dotted name of the module that implements `op` (a forward or a VJP) on a device type."""
+    """The dotted name of the module that implements `op` (a forward, a VJP or a summary) on a device type."""
     base = op.removesuffix(VJP_SUFFIX)
+    for suffix in SUMMARY_SUFFIXES:
+        base = base.removesuffix(suffix)
+    if op.endswith(SUMMARY_SUFFIXES) and PACKAGES.get(device) == CPU_PACKAGE:
+        return SUMMARIES
     if base in COMMON:
         return COMMON[base]
+    if (base, device) in ELSEWHERE:
+        return ELSEWHERE[base, device]
     if base not in MODULES or device not in PACKAGES:
         raise NotImplementedError(f"adjcomp::{op} has no kernel for device type {device!r}; supported: {', '.join(PACKAGES)}")
     return f"{PACKAGES[device]}.{MODULES[base]}"

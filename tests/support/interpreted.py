@@ -17,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     raise ImportError("import this only where TRITON_INTERPRET=1 was set before Triton was imported")
 
 registry.PACKAGES["cpu"] = registry.PACKAGES["cuda"]
+registry.ELSEWHERE.clear()
 GUARD = 64  # elements before and behind every tensor that a kernel's wrapper makes
 
 

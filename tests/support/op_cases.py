@@ -71,10 +71,10 @@ def linear_scan(t: int, b: int = 2, d: int = 5, state: bool = True, complex_: bo
     )
 
 
-def dense_scan(t: int, b: int = 2, n: int = 4, state: bool = True) -> Case:
-    return Case(
-        "dense_scan", {"A": normal(b, t, n, n) * (0.5 / n**0.5), "b": normal(b, t, n), "h0": normal(b, n) if state else None}
-    )
+def dense_scan(t: int, b: int = 2, n: int = 4, state: bool = True, complex_: bool = False) -> Case:
+    draw = (lambda *shape: torch.complex(normal(*shape), normal(*shape))) if complex_ else normal
+    scale = (0.35 if complex_ else 0.5) / n**0.5
+    return Case("dense_scan", {"A": draw(b, t, n, n) * scale, "b": draw(b, t, n), "h0": draw(b, n) if state else None})
 
 
 def selective_scan(t: int, b: int = 2, d: int = 7, n: int = 5, flags: tuple[bool, ...] = (True,) * 5) -> Case:

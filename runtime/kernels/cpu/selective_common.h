@@ -54,9 +54,9 @@ template <class T> inline Vec<T> per_channel(const void* from, const Place& p) {
 // Memory orders of a state: (batch, d, n) outside, vectors (n, v) inside.
 template <class T> void read_state(const Arguments& a, const void* from, int64_t b, int64_t d0, int count, Vec<T>* state) {
   for (int64_t n = 0; n < a.states; ++n) {
-    Vec<T> v{};
+    alignas(64) T v[lanes<T>] = {};
     for (int i = 0; from && i < count; ++i) v[i] = static_cast<const T*>(from)[(b * a.channels + d0 + i) * a.states + n];
-    state[n] = v;
+    state[n] = load<T>(v);
   }
 }
 template <class T> void write_state(const Arguments& a, void* to, int64_t b, int64_t d0, int count, const Vec<T>* state) {
@@ -64,26 +64,102 @@ template <class T> void write_state(const Arguments& a, void* to, int64_t b, int
     for (int64_t n = 0; n < a.states; ++n) static_cast<T*>(to)[(b * a.channels + d0 + i) * a.states + n] = state[n][i];
 }
 
-// A log2 e of one vector of channels, (n, v), and its extremes per channel.
+// What is known of the exponents of a block: it decides how a decay a is computed, and in which form it is multiplied with.
+enum class Reach {
+  kShort,   // float only: -1.5 <= log2 a <= 0 or NaN. a - 1 is one polynomial
+  kDouble,  // float only: -3 <= log2 a <= 0 or NaN. The same for the square root of a
+  kNormal,  // a is a normal number
+  kAny,     // a may also be 0 or infinity
+};
+constexpr bool shifted(Reach r) { return r == Reach::kShort || r == Reach::kDouble; }  // whether a - 1 stands for a
+
+// (e^w - 1) / w for -1.5 ln 2 <= w <= 0, minimax (8e-8).
+constexpr double kGrowth[] = {0.9999999215551496,   0.49999444717195735,  0.1666028548011162,
+                              0.041396688734065594, 0.0078088635244312485, 0.0008998907733797784};
+
+// One state's A of a vector of channels, and A log2 e.
+template <class T> struct Rate {
+  Vec<T> plain, log2;
+};
+
+// The rates of one vector of channels, (n), and the extremes of A log2 e per channel.
 template <class T> struct Decay {
-  Vec<T>* packed;
+  Rate<T>* rates;
   Vec<T> low, high;
 };
-template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count, Vec<T>* packed) {
-  read_state<T>(a, a.A, 0, d0, count, packed);
-  Decay<T> decay{packed, {}, {}};
+template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count, Rate<T>* rates) {
+  Decay<T> decay{rates, Vec<T>{}, Vec<T>{}};
+  const T* A = static_cast<const T*>(a.A);
   for (int64_t n = 0; n < a.states; ++n) {
-    for (int i = 0; i < count; ++i) packed[n][i] = T(double(packed[n][i]) / kLn2);
-    decay.low = packed[n] < decay.low ? packed[n] : decay.low;
-    decay.high = packed[n] > decay.high ? packed[n] : decay.high;
+    alignas(64) T plain[lanes<T>] = {}, log2[lanes<T>] = {};
+    for (int i = 0; i < count; ++i) {
+      plain[i] = A[(d0 + i) * a.states + n];
+      log2[i] = T(double(plain[i]) * (1 / kLn2));
+    }
+    rates[n].plain = load<T>(plain), rates[n].log2 = load<T>(log2);
+    decay.low = rates[n].log2 < decay.low ? rates[n].log2 : decay.low;
+    decay.high = rates[n].log2 > decay.high ? rates[n].log2 : decay.high;
   }
   return decay;
 }
 
-// What the steps of a block read: raw step sizes, δ, x and δ x.
+// a = e^(δ A), or a - 1 where `shifted`, which loses less in slow states; `scaled` is δ as read_inputs leaves it for this reach.
+template <class T, Reach R> inline Vec<T> decay_of(Vec<T> scaled, const Rate<T>& rate) {
+  if constexpr (!shifted(R)) return exp2_product<T, R == Reach::kNormal>(scaled, rate.log2);
+  const Vec<T> v = scaled * rate.plain;
+  Vec<T> q = splat<T>(T(kGrowth[5]));
+#pragma GCC unroll 5
+  for (int k = 4; k >= 0; --k) q = q * v + T(kGrowth[k]);
+  const Vec<T> w = q * v;
+  return R == Reach::kShort ? w : w * w + (w + w);
+}
+// The same of `count` states, step by step side by side: each alone is a chain of dependent operations.
+template <class T, Reach R, int count> inline void decays_of(Vec<T> scaled, const Rate<T>* rates, Vec<T>* out) {
+  if constexpr (!shifted(R) || count == 1) {
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) out[i] = decay_of<T, R>(scaled, rates[i]);
+  } else {
+    Vec<T> v[count];
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) v[i] = scaled * rates[i].plain, out[i] = splat<T>(T(kGrowth[5]));
+#pragma GCC unroll 5
+    for (int k = 4; k >= 0; --k)
+#pragma GCC unroll 4
+      for (int i = 0; i < count; ++i) out[i] = out[i] * v[i] + T(kGrowth[k]);
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) out[i] *= v[i];
+#pragma GCC unroll 4
+    for (int i = 0; i < count && R == Reach::kDouble; ++i) out[i] = out[i] * out[i] + (out[i] + out[i]);
+  }
+}
+template <class T, int count> inline Vec<T> total(const Vec<T>* sum) {
+  if constexpr (count == 4) return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  return sum[0];
+}
+template <class T, Reach R> inline Vec<T> times(Vec<T> decay, Vec<T> v) { return shifted(R) ? decay * v + v : decay * v; }
+
+// What the steps of a block read: raw step sizes, δ, what decays are computed from, x and δ x.
 template <class T, int Steps> struct Inputs {
-  Vec<T> raw[Steps], delta[Steps], x[Steps], u[Steps];
+  Vec<T> raw[Steps], delta[Steps], scaled[Steps], x[Steps], u[Steps];
 };
+
+// From the largest |log2 a|, the least δ and the largest A log2 e of each channel.
+template <class T> inline Reach reach_of(Vec<T> most, Vec<T> least_delta, Vec<T> most_rate) {
+  if (std::is_same<T, float>::value && all_lanes((most <= T(3)) & (least_delta >= T(0)) & (most_rate <= T(0))))
+    return all_lanes(most <= T(1.5)) ? Reach::kShort : Reach::kDouble;
+  return all_lanes(most < Format<T>::high - T(2)) ? Reach::kNormal : Reach::kAny;
+}
+
+// Calls `run` with the reach as a type.
+template <Reach R> using Known = std::integral_constant<Reach, R>;
+template <class T, class F> void with_reach(Reach reach, F run) {
+  if constexpr (std::is_same<T, float>::value) {
+    if (reach == Reach::kShort) return run(Known<Reach::kShort>());
+    if (reach == Reach::kDouble) return run(Known<Reach::kDouble>());
+  }
+  if (reach == Reach::kNormal) return run(Known<Reach::kNormal>());
+  run(Known<Reach::kAny>());
+}
 
 template <class T, int Steps>
 Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay,
@@ -100,9 +176,10 @@ Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, b
     low = delta < low ? delta : low;
     high = delta > high ? delta : high;
   }
-  const Vec<T> reach = (high - low) * (decay.high - decay.low);
-  if (std::is_same<T, float>::value && all_lanes((reach <= T(2)) & (low >= T(0)) & (decay.high <= T(0)))) return Reach::kNarrow;
-  return all_lanes(reach < Format<T>::high - T(2)) ? Reach::kNormal : Reach::kAny;
+  const Reach reach = reach_of<T>((high - low) * (decay.high - decay.low), low, decay.high);
+  const T scale = reach == Reach::kDouble ? T(0.5) : T(1);
+  for (int s = 0; s < steps; ++s) in.scaled[s] = in.delta[s] * scale;
+  return reach;
 }
 
 }  // namespace adjcomp

@@ -13,57 +13,60 @@ template <class T> struct ForwardBlock {
   Vec<T> sum[kKept];
 };
 
-// K states (or `count` where K is 0) through one block; their share of y is added to `sum`.
-template <class T, int K, Reach R> void forward_part(ForwardBlock<T>& k, int n0, int count, const Vec<T>* decay, Vec<T>* h) {
+// K states (or `count` where K is 0) through one block; their share of y is added to `sum`, and y written by the Last of them: there,
+// since stores that follow each other closely would wait for memory.
+template <class T, int K, Reach R, bool Last>
+void forward_part(ForwardBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* h) {
   const int size = K ? K : count;
+  constexpr int width = K ? 4 : 1;  // states side by side
   Vec<T> local[K ? K : 1];
 #pragma GCC unroll 16
   for (int n = 0; n < K; ++n) local[n] = h[n];
   Vec<T>* state = K ? local : h;
   for (int s = 0; s < k.steps; ++s) {
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> delta = k.in.delta[s], u = k.in.u[s];
+    const Vec<T> delta = k.in.scaled[s], u = k.in.u[s];
     if (n0 == 0) k.ahead->fetch();
-    Vec<T> even = k.sum[s], odd{};
+    Vec<T> sum[width] = {};
+    sum[0] = n0 ? k.sum[s] : k.skip * k.in.x[s];
 #pragma GCC unroll 16
-    for (int n = 0; n < size; ++n) {
-      state[n] = exp2_product<T, R>(delta, decay[n]) * state[n] + u * B[n];
-      if (n & 1)
-        odd += state[n] * C[n];
-      else
-        even += state[n] * C[n];
+    for (int n = 0; n < size; n += width) {
+      Vec<T> decay[width];
+      decays_of<T, R, width>(delta, rates + n, decay);
+#pragma GCC unroll 4
+      for (int i = 0; i < width; ++i) {
+        state[n + i] = times<T, R>(decay[i], state[n + i]) + u * B[n + i];
+        sum[i] += state[n + i] * C[n + i];
+      }
     }
-    k.sum[s] = even + odd;
+    const Vec<T> y = total<T, width>(sum);
+    k.sum[s] = y;
   }
 #pragma GCC unroll 16
   for (int n = 0; n < K; ++n) h[n] = local[n];
 }
 
-template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Vec<T>* decay, Vec<T>* h) {
-  for (int n = 0; n < k.states; n += 16) {
-    if (k.states - n >= 16)
-      forward_part<T, 16, R>(k, n, 16, decay + n, h + n);
-    else
-      forward_part<T, 0, R>(k, n, k.states - n, decay + n, h + n);
-  }
+template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Rate<T>* rates, Vec<T>* h) {
+  constexpr int part = 16;
+  int n = 0;
+  for (; k.states - n > part; n += part) forward_part<T, part, R, false>(k, n, part, rates + n, h + n);
+  if (k.states - n == part)
+    forward_part<T, part, R, true>(k, n, part, rates + n, h + n);
+  else
+    forward_part<T, 0, R, true>(k, n, k.states - n, rates + n, h + n);
 }
 
 template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const Decay<T>& decay, Vec<T>* h) {
   const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
-  for (int s = 0; s < k.steps; ++s) k.sum[s] = k.skip * k.in.x[s];
-  if (reach == Reach::kNarrow)
-    forward_parts<T, Reach::kNarrow>(k, decay.packed, h);
-  else if (reach == Reach::kNormal)
-    forward_parts<T, Reach::kNormal>(k, decay.packed, h);
-  else
-    forward_parts<T, Reach::kAny>(k, decay.packed, h);
+  with_reach<T>(reach, [&](auto known) { forward_parts<T, known.value>(k, decay.rates, h); });
   for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.z ? k.sum[s] * silu<T>(load<T>(k.z.at(s))) : k.sum[s]);
 }
 
 template <class T> void forward_task(const Walk<T, kKept>& walk) {
   const Arguments& a = walk.a;
   const int64_t states = a.states;
-  Aligned<Vec<T>> packed(walk.vectors() * states), h(walk.vectors() * states);
+  Aligned<Rate<T>> rates(walk.vectors() * states);
+  Aligned<Vec<T>> h(walk.vectors() * states);
   Aligned<Decay<T>> decays(walk.vectors());
   Tail<T, kKept> x, dt, z, y;
   Ahead<T, 4> ahead(walk.vectors());
@@ -71,7 +74,7 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   k.ahead = &ahead;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const int64_t at = v - walk.first;
-    decays.data[at] = pack_decay<T>(a, v * lanes<T>, walk.count(v), packed.data + at * states);
+    decays.data[at] = pack_decay<T>(a, v * lanes<T>, walk.count(v), rates.data + at * states);
     read_state<T>(a, a.h0, walk.b, v * lanes<T>, walk.count(v), h.data + at * states);
   }
   for (int64_t block = 0; block <= walk.blocks(); ++block) {

@@ -13,7 +13,7 @@ constexpr int kPart = 8;  // states whose λ, dA and A stay in registers through
 // One step of one state. The four lie together: as separate arrays they would start at equal offsets within a page, where a load
 // waits for any earlier store.
 template <class T> struct Cell {
-  Vec<T> decay, decayed, dB, dC;  // a, a h, and the lane sums of dB and dC
+  Vec<T> decay, decayed, dB, dC;  // a (or a - 1), a h, and the lane sums of dB and dC
 };
 
 template <class T> struct VjpBlock {
@@ -48,7 +48,7 @@ template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
 }
 
 // Rebuilds K states (or `count`): their decays and decayed states a h, their share of y, and dC.
-template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T>* h) {
+template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* h) {
   const int size = K ? K : count;
   Vec<T> local[K ? K : 1];
 #pragma GCC unroll 8
@@ -58,12 +58,12 @@ template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int
   for (int s = 0; s < k.steps; ++s) {
     if (n0 == 0) k.reads->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
+    const Vec<T> delta = k.in.scaled[s], u = k.in.u[s], g = k.dout[s];
     Vec<T> even = k.y[s], odd{};
 #pragma GCC unroll 8
     for (int n = 0; n < size; ++n) {
       Cell<T>& cell = cells[s * size + n];
-      const Vec<T> decay = exp2_product<T, R>(delta, packed[n]), old = decay * state[n];
+      const Vec<T> decay = decay_of<T, R>(delta, rates[n]), old = times<T, R>(decay, state[n]);
       cell.decay = decay;
       cell.decayed = old;
       state[n] = old + u * B[n];
@@ -84,8 +84,8 @@ template <class T> void gate_vjp(const VjpBlock<T>& k) {
 }
 
 // The adjoint recurrence of K states (or `count`) through a block.
-template <class T, int K>
-void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T>* lambda, Vec<T>* dA) {
+template <class T, int K, Reach R>
+void adjoint_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* lambda, Vec<T>* dA) {
   const int size = K ? K : count;
   Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];  // dA of this block alone: sums of sums lose less
 #pragma GCC unroll 8
@@ -104,9 +104,9 @@ void adjoint_part(VjpBlock<T>& k, int n0, int count, const Vec<T>* packed, Vec<T
       const Vec<T> l = l_[n] + g * C[n], q = l * cell.decayed;
       cell.dB += l * u;
       du[n % 2] += l * B[n];
-      dlog[n % 2] += q * packed[n];
+      dlog[n % 2] += q * rates[n].log2;
       d_[n] += q * delta;
-      l_[n] = l * cell.decay;
+      l_[n] = times<T, R>(cell.decay, l);
     }
     k.du[s] = du[0] + du[1], k.dlog[s] = dlog[0] + dlog[1];
   }
@@ -133,43 +133,52 @@ template <class T> struct Carried {
   Vec<T> dskip, dbias;
 };
 
-template <class T, Reach R> void rebuild_parts(VjpBlock<T>& k, const Vec<T>* decay, Vec<T>* h) {
+template <class T, Reach R> void rebuild_parts(VjpBlock<T>& k, const Rate<T>* rates, Vec<T>* h) {
   for (int n = 0; n < k.states; n += kPart) {
     if (k.states - n >= kPart)
-      rebuild_part<T, kPart, R>(k, n, kPart, decay + n, h + n);
+      rebuild_part<T, kPart, R>(k, n, kPart, rates + n, h + n);
     else
-      rebuild_part<T, 0, R>(k, n, k.states - n, decay + n, h + n);
+      rebuild_part<T, 0, R>(k, n, k.states - n, rates + n, h + n);
+  }
+}
+
+template <class T, Reach R> void adjoint_parts(VjpBlock<T>& k, Carried<T>& c) {
+  for (int n = 0; n < k.states; n += kPart) {
+    if (k.states - n >= kPart)
+      adjoint_part<T, kPart, R>(k, n, kPart, c.decay.rates + n, c.lambda + n, c.dA + n);
+    else
+      adjoint_part<T, 0, R>(k, n, k.states - n, c.decay.rates + n, c.lambda + n, c.dA + n);
   }
 }
 
 template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
   const Reach reach = read_inputs<T, kSteps>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in);
   gate<T>(k, c.dskip);
-  if (reach == Reach::kNarrow)
-    rebuild_parts<T, Reach::kNarrow>(k, c.decay.packed, h);
-  else if (reach == Reach::kNormal)
-    rebuild_parts<T, Reach::kNormal>(k, c.decay.packed, h);
-  else
-    rebuild_parts<T, Reach::kAny>(k, c.decay.packed, h);
-  gate_vjp<T>(k);
-  for (int n = 0; n < k.states; n += kPart) {
-    if (k.states - n >= kPart)
-      adjoint_part<T, kPart>(k, n, kPart, c.decay.packed + n, c.lambda + n, c.dA + n);
-    else
-      adjoint_part<T, 0>(k, n, k.states - n, c.decay.packed + n, c.lambda + n, c.dA + n);
-  }
+  with_reach<T>(reach, [&](auto known) {
+    rebuild_parts<T, known.value>(k, c.decay.rates, h);
+    gate_vjp<T>(k);
+    adjoint_parts<T, known.value>(k, c);
+  });
   write_inputs_vjp<T>(k, c.dbias);
 }
 
-// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them.
+// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them. Cells lie as (part, s, n), whose places are consecutive.
 template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
-  for (int s = 0; s < k.steps; ++s) {
-    for (int n = 0; n < k.states; ++n) {
-      const int n0 = n / kPart * kPart, size = std::min(kPart, k.states - n0);
-      Cell<T>& cell = k.cells[n0 * kSteps + s * size + n - n0];
-      if (dB) dB[s * k.states + n] = sum_lanes<T>(cell.dB);
-      if (dC) dC[s * k.states + n] = sum_lanes<T>(cell.dC);
-      cell.dB = cell.dC = Vec<T>{};
+  for (int n0 = 0; n0 < k.states; n0 += kPart) {
+    const int size = std::min(kPart, k.states - n0), cells = size * k.steps;
+    for (int at = 0; at < cells; at += lanes<T>) {
+      Cell<T>* cell = k.cells + n0 * kSteps + at;
+      const int count = std::min(lanes<T>, cells - at);
+      alignas(64) T sums[2][lanes<T>];
+      constexpr int64_t stride = sizeof(Cell<T>) / sizeof(Vec<T>);
+      sums_of_lanes<T>(&cell->dB, stride, count, sums[0]);
+      sums_of_lanes<T>(&cell->dC, stride, count, sums[1]);
+      for (int i = 0; i < count; ++i) {
+        const int64_t place = (at + i) / size * k.states + n0 + (at + i) % size;
+        if (dB) dB[place] = sums[0][i];
+        if (dC) dC[place] = sums[1][i];
+        cell[i].dB = cell[i].dC = Vec<T>{};
+      }
     }
   }
 }
@@ -193,12 +202,9 @@ template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const
       const Reach reach = read_inputs<T, kSteps>(x_, dt_, p.steps, per_channel<T>(a.bias, p), a.softplus, decay, in);
       const Rows<T> B = rows<T>(a.B, p.b, p.t0, 0);
       std::copy(h, h + states, h + states);
-      if (reach == Reach::kNarrow)
-        advance<T, Reach::kNarrow, kSteps>(B, p.steps, states, in, decay.packed, h + states);
-      else if (reach == Reach::kNormal)
-        advance<T, Reach::kNormal, kSteps>(B, p.steps, states, in, decay.packed, h + states);
-      else
-        advance<T, Reach::kAny, kSteps>(B, p.steps, states, in, decay.packed, h + states);
+      with_reach<T>(reach, [&](auto known) {
+        advance<T, known.value, kSteps>(B, p.steps, states, in, decay.rates, h + states);
+      });
     }
   }
 }
@@ -237,14 +243,14 @@ template <class T> struct VectorRunner {
   }
 };
 
-template <class T> void start_vjp(const Walk<T, kSteps>& walk, Vec<T>* memory, Carried<T>* carried) {
+template <class T> void start_vjp(const Walk<T, kSteps>& walk, Rate<T>* rates, Vec<T>* memory, Carried<T>* carried) {
   const int64_t states = walk.a.states;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     Carried<T>& c = carried[v - walk.first];
-    Vec<T>* at = memory + 3 * (v - walk.first) * states;
-    c.lambda = at + states, c.dA = at + 2 * states;
+    Vec<T>* at = memory + 2 * (v - walk.first) * states;
+    c.lambda = at, c.dA = at + states;
     c.dskip = c.dbias = Vec<T>{};
-    c.decay = pack_decay<T>(walk.a, v * lanes<T>, walk.count(v), at);
+    c.decay = pack_decay<T>(walk.a, v * lanes<T>, walk.count(v), rates + (v - walk.first) * states);
     read_state<T>(walk.a, walk.a.dh_last, walk.b, v * lanes<T>, walk.count(v), c.lambda);
     std::fill(c.dA, c.dA + states, Vec<T>{});
   }
@@ -266,10 +272,11 @@ template <class T> void finish_vjp(const Walk<T, kSteps>& walk, const Carried<T>
 template <class T> void vjp_task(const Walk<T, kSteps>& walk, int64_t group) {
   const Arguments& a = walk.a;
   const int64_t states = a.states;
-  Aligned<Vec<T>> memory(3 * walk.vectors() * states), start(walk.vectors() * kBlocks * states);
+  Aligned<Rate<T>> rates(walk.vectors() * states);
+  Aligned<Vec<T>> memory(2 * walk.vectors() * states), start(walk.vectors() * kBlocks * states);
   Aligned<Cell<T>> cells(kSteps * states);
   Aligned<Carried<T>> carried(walk.vectors());
-  start_vjp<T>(walk, memory.data, carried.data);
+  start_vjp<T>(walk, rates.data, memory.data, carried.data);
   VectorRunner<T> run;
   VjpBlock<T> k;
   Ahead<T, 4> reads(walk.vectors());

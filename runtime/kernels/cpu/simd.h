@@ -51,6 +51,21 @@ template <class T> inline void store_some(T* p, Vec<T> v, int count) {
   std::memcpy(p, &v, sizeof(T) * count);
 }
 
+// `v` between bounds; NaN stays NaN.
+template <class T> inline Vec<T> at_least(Vec<T> v, T low) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, float>::value) return (VecFloat)_mm512_max_ps((__m512)splat<float>(low), (__m512)v);
+#endif
+  return v < low ? splat<T>(low) : v;
+}
+template <class T> inline Vec<T> at_most(Vec<T> v, T high) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, float>::value) return (VecFloat)_mm512_min_ps((__m512)splat<float>(high), (__m512)v);
+#endif
+  return v > high ? splat<T>(high) : v;
+}
+template <class T> inline Vec<T> clamp(Vec<T> v, T low, T high) { return at_most<T>(at_least<T>(v, low), high); }
+
 // Whether a comparison holds in every lane.
 template <class M> inline bool all_lanes(M mask) {
   int64_t words[sizeof(M) / 8], all = -1;
@@ -63,6 +78,32 @@ template <class T> inline T sum_lanes(Vec<T> v) {
   T total = 0;
   for (int i = 0; i < lanes<T>; ++i) total += v[i];
   return total;
+}
+
+// The sums over lanes of `count` vectors, `stride` vectors apart, `count` at most the number of lanes.
+template <class T> inline void sums_of_lanes(const Vec<T>* from, int64_t stride, int count, T* to) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, float>::value) {
+    if (count == lanes<T>) {  // halves the vectors four times: lane l of what is left is the sum of vector l
+      const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+      const __mmask16 high[] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
+      __m512 v[16];
+      for (int i = 0; i < 16; ++i) v[i] = (__m512)from[i * stride];
+#pragma GCC unroll 4
+      for (int bit = 3; bit >= 0; --bit) {
+        const __m512i other = _mm512_xor_si512(lane, _mm512_set1_epi32(1 << bit));
+#pragma GCC unroll 8
+        for (int i = 0; i < 1 << bit; ++i) {
+          const __m512 a = v[i], b = v[i + (1 << bit)];
+          const __m512 own = _mm512_mask_blend_ps(high[bit], a, b), given = _mm512_mask_blend_ps(high[bit], b, a);
+          v[i] = _mm512_add_ps(own, _mm512_permutexvar_ps(other, given));
+        }
+      }
+      return _mm512_storeu_ps(to, v[0]);
+    }
+  }
+#endif
+  for (int i = 0; i < count; ++i) to[i] = sum_lanes<T>(from[i * stride]);
 }
 
 // 2^f for f in [-0.5, 0.5]: 1 + f q(f), minimax in relative error (9e-8 for float, 4e-18 for double).
@@ -103,32 +144,14 @@ template <class T> inline Vec<T> scaled_exp2(Vec<T> fraction, Vec<T> shifted) {
   return exp2_fraction(fraction) * scale;
 }
 
-// What is known of the exponents of a block, so that 2^v costs no more than it must.
-enum class Reach {
-  kNarrow,  // float only: -2 <= v <= 0 or NaN, one polynomial without reduction (relative error 4e-7 at -2, 6e-8 near 0)
-  kNormal,  // |v| < high - 2 or NaN: the result is a normal number
-  kAny,     // 0 below the normal range, infinity above it
-};
-
-// 2^(a b), the product taken exactly where there is a fused multiply-add. NaN stays NaN.
-template <class T, Reach R> inline Vec<T> exp2_product(Vec<T> a, Vec<T> b) {
-  if constexpr (R == Reach::kNarrow) {
-    const Vec<T> v = a * b;
-    Vec<T> q = v * T(0x1.075af4p-17) + T(0x1.17daeep-13);
-    q = q * v + T(0x1.5564c0p-10);
-    q = q * v + T(0x1.3a5480p-7);
-    q = q * v + T(0x1.c69a66p-5);
-    q = q * v + T(0x1.ebfb00p-3);
-    q = q * v + T(0x1.62e430p-1);
-    return q * v + T(1);
-  }
-  if constexpr (R == Reach::kNormal) {
+// 2^(a b), the product taken exactly where there is a fused multiply-add; NaN stays NaN. `Normal`: |a b| < high - 2 or NaN, so that
+// the result is a normal number. Else 0 below the normal range, infinity above it.
+template <class T, bool Normal> inline Vec<T> exp2_product(Vec<T> a, Vec<T> b) {
+  if constexpr (Normal) {
     const Vec<T> shifted = a * b + Format<T>::magic;
     return scaled_exp2<T>(a * b - (shifted - Format<T>::magic), shifted);
   }
-  Vec<T> v = a * b;
-  v = v < Format<T>::low ? splat<T>(Format<T>::low) : v;
-  v = v > Format<T>::high ? splat<T>(Format<T>::high) : v;
+  const Vec<T> v = clamp<T>(a * b, Format<T>::low, Format<T>::high);
   const Vec<T> shifted = v + Format<T>::magic;
   return scaled_exp2<T>(v - (shifted - Format<T>::magic), shifted);
 }
@@ -139,8 +162,7 @@ template <class T> inline Vec<T> exp(Vec<T> v) {
   const T ln2_high = std::is_same<T, float>::value ? T(0x1.62e4p-1) : T(0x1.62e42fefa38p-1);  // short, so that k times it is exact
   const T ln2_low = T(0.693147180559945309417232121458176568L - (long double)ln2_high);
   const T low = T(0.69314718) * Format<T>::low, high = T(0.69314718) * Format<T>::high;
-  v = v < low ? splat<T>(low) : v;
-  v = v > high ? splat<T>(high) : v;
+  v = clamp<T>(v, low, high);
   const Vec<T> shifted = v * log2e + Format<T>::magic;
   const Vec<T> whole = shifted - Format<T>::magic;
   const Vec<T> rest = (v - whole * ln2_high) - whole * ln2_low;
@@ -162,7 +184,7 @@ inline VecDouble reciprocal(VecDouble v) { return 1.0 / v; }
 // 1 / (1 + e^-v); below -87 (-708 for double) what it is there, a number of that size.
 template <class T> inline Vec<T> sigmoid(Vec<T> v) {
   const T least = std::is_same<T, float>::value ? T(-87) : T(-708);
-  return reciprocal(T(1) + exp<T>(-(v < least ? splat<T>(least) : v)));
+  return reciprocal(T(1) + exp<T>(-at_least<T>(v, least)));
 }
 
 template <class T> inline Vec<T> silu(Vec<T> v) { return v * sigmoid<T>(v); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 SCALAR_BITS = 16  # a kernel whose widest load is no wider reads one bf16 at a time
-FORMAT = 1  # of the cached rows
+SCALAR_KERNELS = {"counter_uniform_rows"}  # it reads a seed and an offset, and nothing else
+FORMAT = 2  # of the cached rows
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Row:
     widest_load: int  # bits
     occupancy: float
     seconds: float
+    family: str  # the kernel's name in the table of configurations
+    table_bytes: int  # shared memory per block as the table has it
     error: str = ""
 
     @property
@@ -52,7 +55,9 @@ class Row:
             found.append(f"spills {self.spill_bytes} bytes")
         if self.shared_bytes > limit:
             found.append(f"needs {self.shared_bytes} bytes of shared memory, {self.target} has {limit}")
-        if not self.error and self.widest_load <= SCALAR_BITS:
+        if self.shared_bytes > self.table_bytes:
+            found.append(f"needs {self.shared_bytes} bytes of shared memory, table.json says {self.table_bytes}: --update")
+        if not self.error and self.widest_load <= SCALAR_BITS and self.kernel not in SCALAR_KERNELS:
             found.append(f"reads only {self.widest_load} bits at a time")
         return found
 
@@ -73,7 +78,7 @@ def row(launch: Launch, target: str) -> Row:
     """The row of a launch, from the cache where it is there."""
     path = private_folder("kernel-rows") / f"{key(launch, target)}.json"
     if path.exists():
-        return Row(**json.loads(path.read_text()))
+        return replace(Row(**json.loads(path.read_text())), table_bytes=launch.config.shared_bytes)
     made = _compile(launch, target)
     if not made.error:
         write_atomically(path, json.dumps(asdict(made)).encode())
@@ -82,7 +87,7 @@ def row(launch: Launch, target: str) -> Row:
 
 def _compile(launch: Launch, target: str) -> Row:
     config = launch.config
-    common = (launch.name, str(config), target, types_of(launch))
+    blank = Row(launch.name, str(config), target, types_of(launch), 0, 0, 0, 0, 0.0, 0.0, config.kernel, config.shared_bytes)
     indices = {name: (index,) for index, name in enumerate(launch.signature)}
     hints: dict[Any, Any] = {indices[name]: [["tt.divisibility", 16]] for name in launch.aligned}
     source = ASTSource(launch.kernel, dict(launch.signature), {indices[n]: v for n, v in launch.constants.items()}, hints)
@@ -90,8 +95,8 @@ def _compile(launch: Launch, target: str) -> Row:
     try:
         compiled = triton.compile(source, target=TARGETS[target], options=config.options(target.startswith("sm")))
     except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the row's fault, and the others go on
-        return Row(*common, 0, 0, 0, 0, 0.0, 0.0, f"{type(error).__name__}: {str(error)[-500:]}")
+        return replace(blank, error=f"{type(error).__name__}: {str(error)[-500:]}")
     seconds = time.perf_counter() - start
     found = measure(compiled, Path(triton.__file__).parent / "backends" / "nvidia" / "bin")
     occupancy = found.occupancy(CHIPS[target], config.warps)
-    return Row(*common, **asdict(found), occupancy=round(occupancy, 3), seconds=round(seconds, 3))
+    return replace(blank, **asdict(found), occupancy=round(occupancy, 3), seconds=round(seconds, 3))

@@ -14,9 +14,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from adjcomp.runtime.kernels.triton import causal_conv1d, linear_scan, selective_scan
+from adjcomp.runtime.kernels.triton import (
+    causal_conv1d,
+    counter_uniform,
+    dense_scan,
+    gated_delta_rule,
+    linear_cross_entropy,
+    linear_scan,
+    rms_norm,
+    selective_scan,
+    ssd,
+)
 from adjcomp.runtime.kernels.triton.aot import TARGETS, Row, row
+from adjcomp.runtime.kernels.triton.configs import Target, ahead
 from adjcomp.runtime.kernels.triton.launch import Launch, recorded
+from adjcomp.runtime.kernels.triton.resources import CHIPS
 
 STEPS = 4096
 QUICK_TARGETS = ("sm_90",)
@@ -55,13 +67,71 @@ def _selective_scan(dtype: torch.dtype) -> None:
         selective_scan.selective_scan_vjp(x, h0, x, x, A, B, B, skip, x, skip, kept, True, [True] * 9)
 
 
-CALLS: tuple[Call, ...] = (_linear_scan, _complex_scan, _causal_conv1d, _selective_scan)
+def _ssd(dtype: torch.dtype) -> None:
+    for heads, width, states in ((32, 64, 128),):
+        x, dt, A = meta(1, STEPS, heads, width, dtype=dtype), meta(1, STEPS, heads, dtype=dtype), meta(heads)
+        B, h0 = meta(1, STEPS, 1, states, dtype=dtype), meta(1, heads, width, states)
+        _, _, kept = ssd.ssd(x, dt, A, B, B, A, x, A, h0, True, [0.0, 1.0])
+        ssd.ssd_vjp(x, h0, x, dt, A, B, B, A, x, A, kept, True, [0.0, 1.0], [True] * 9)
+
+
+def _dense_scan(dtype: torch.dtype) -> None:
+    for number in (dtype, torch.complex64) if dtype == torch.float32 else (dtype,):
+        for states in (16, 64):
+            A, b = meta(1, STEPS, states, states, dtype=number), meta(1, STEPS, states, dtype=number)
+            h0 = meta(1, states, dtype=torch.complex64 if number.is_complex else torch.float32)
+            dense_scan.dense_scan(A, b, h0)
+            dense_scan.dense_scan_vjp(b, h0, A, b, h0, [True] * 3)
+
+
+def _counter_uniform(dtype: torch.dtype) -> None:
+    seed = meta(dtype=torch.int64)
+    for shape in ([1, STEPS, 2048], [1, STEPS]):
+        counter_uniform.counter_uniform(seed, 3, shape, 1, seed, 1)
+
+
+def _cross_entropy(dtype: torch.dtype) -> None:
+    x, weight, labels = meta(1, STEPS, 2048, dtype=dtype), meta(50304, 2048, dtype=dtype), meta(1, STEPS, dtype=torch.int64)
+    for rounded in (None, dtype):
+        linear_cross_entropy.linear_cross_entropy(x, weight, labels, -100, rounded)
+        norm = meta(1, STEPS)
+        linear_cross_entropy.linear_cross_entropy_vjp(meta(), x, weight, labels, norm, -100, rounded, [True] * 2)
+
+
+def _rms_norm(dtype: torch.dtype) -> None:
+    for channels in (1024, 2048, 4096, 8192):
+        x, weight = meta(1, STEPS, channels, dtype=dtype), meta(channels, dtype=dtype)
+        y, scale = rms_norm.rms_norm(x, weight, 1e-5)
+        rms_norm.rms_norm_vjp(y, x, x, weight, scale, [True] * 2)
+
+
+def _gated_delta_rule(dtype: torch.dtype) -> None:
+    k, beta, h0 = meta(1, STEPS, 16, 128, dtype=dtype), meta(1, STEPS, 16, dtype=dtype), meta(1, 16, 128, 128)
+    for g in (meta(1, STEPS, 16), meta(1, STEPS, 16, 128)):
+        _, _, kept = gated_delta_rule.gated_delta_rule(k, k, k, g, beta, h0)
+        gated_delta_rule.gated_delta_rule_vjp(k, h0, k, k, k, g, beta, kept, [True] * 6)
+
+
+CALLS: tuple[Call, ...] = (
+    _linear_scan,
+    _complex_scan,
+    _causal_conv1d,
+    _selective_scan,
+    _ssd,
+    _gated_delta_rule,
+    _dense_scan,
+    _counter_uniform,
+    _cross_entropy,
+    _rms_norm,
+)
 
 
 @functools.cache
-def launches(quick: bool = False) -> tuple[Launch, ...]:
-    """Every distinct launch of the calls in bfloat16 and in float32 (`quick`: only the former)."""
-    return distinct(CALLS, (torch.bfloat16,) if quick else (torch.bfloat16, torch.float32))
+def launches(target: str, quick: bool = False) -> tuple[Launch, ...]:
+    """Every distinct launch of the calls on a target, in bfloat16 and in float32 (`quick`: only the former)."""
+    chip = CHIPS[target]
+    with ahead(Target(target, chip.shared_per_block, chip.processors)):
+        return distinct(CALLS, (torch.bfloat16,) if quick else (torch.bfloat16, torch.float32))
 
 
 def distinct(calls: tuple[Call, ...], dtypes: tuple[torch.dtype, ...]) -> tuple[Launch, ...]:
@@ -79,11 +149,12 @@ def distinct(calls: tuple[Call, ...], dtypes: tuple[torch.dtype, ...]) -> tuple[
 def compiled(quick: bool, kernels: str, targets: list[str] | None, workers: int) -> Iterator[Row]:
     """A row for each launch whose kernel's name contains `kernels` and each target, as `workers` processes deliver them."""
     wanted = targets or (QUICK_TARGETS if quick else list(TARGETS))
-    found = [(index, target) for index, launch in enumerate(launches(quick)) if kernels in launch.name for target in wanted]
+    found = [(i, target) for target in wanted for i, launch in enumerate(launches(target, quick)) if kernels in launch.name]
     with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_compile, [quick] * len(found), found)
 
 
 def _compile(quick: bool, job: tuple[int, str]) -> Row:
     """Runs in a process of its own, which finds the launch again by its place in the catalogue."""
-    return row(launches(quick)[job[0]], job[1])
+    index, target = job
+    return row(launches(target, quick)[index], target)

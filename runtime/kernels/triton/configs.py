@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ PROGRAMS_PER_PROCESSOR = 12  # enough warps of memory requests in flight; more s
 
 @dataclass(frozen=True)
 class Config:
-    """Constants of a kernel and how it is compiled."""
+    """Constants of a kernel, or of several that share them, and how it is compiled."""
 
+    kernel: str
     constants: Mapping[str, int]
     warps: int = 4
     stages: int = 1
@@ -47,14 +48,13 @@ class Config:
 class Row:
     """A line of the table: `limits` are the largest sizes that the configuration is meant for."""
 
-    kernel: str
     config: Config
     architecture: str = ANY
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def fits(self, kernel: str, architecture: str, shared_limit: int, sizes: Mapping[str, int]) -> bool:
         return (
-            self.kernel == kernel
+            self.config.kernel == kernel
             and self.architecture == architecture
             and self.config.shared_bytes <= shared_limit
             and all(sizes[name] <= limit for name, limit in self.limits.items())
@@ -71,6 +71,7 @@ class Target:
 
 
 _forced: dict[str, Config] = {}
+_ahead: Target | None = None
 
 
 @functools.cache
@@ -82,8 +83,14 @@ def rows() -> tuple[Row, ...]:
 def parse(entries: list[dict[str, Any]]) -> Iterator[Row]:
     """Rows from the JSON form."""
     for entry in entries:
-        config = Config(entry["constants"], entry["warps"], entry["stages"], entry["shared_bytes"], entry.get("registers", 0))
-        yield Row(entry["kernel"], config, entry["architecture"], entry["limits"])
+        config = Config(**{name: value for name, value in entry.items() if name not in ("architecture", "limits")})
+        yield Row(config, entry["architecture"], entry["limits"])
+
+
+def text(table: Iterable[Row]) -> str:
+    """The JSON form, one row a line."""
+    lines = (json.dumps({"architecture": row.architecture, "limits": row.limits, **asdict(row.config)}) for row in table)
+    return "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]\n"
 
 
 @functools.cache
@@ -96,9 +103,11 @@ def _cuda_target(index: int) -> Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """The device a tensor is on. The interpreter (cpu) gets little parallelism, a compilation (meta) as much as a GPU."""
+    """The device a tensor is on; on `meta` what is compiled ahead for. The interpreter (cpu) gets little parallelism."""
+    if device.type == "meta" and _ahead is not None:
+        return _ahead
     if device.type != "cuda":
-        return Target(device.type, 1 << 30, 4 if device.type == "cpu" else 128)
+        return Target(device.type, 1 << 30, 4)
     return _cuda_target(torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -121,7 +130,7 @@ def _choose(kernel: str, target: Target, fixed: bool, sizes: tuple[tuple[str, in
         for row in rows():
             if row.fits(kernel, architecture, target.shared_limit, known):
                 return row.config
-    limits = [dict(row.limits) for row in rows() if row.kernel == kernel]
+    limits = [dict(row.limits) for row in rows() if row.config.kernel == kernel]
     raise ValueError(f"adjcomp kernel {kernel}: sizes {known} on {target}; supported: {limits}")
 
 
@@ -139,10 +148,21 @@ def segments(steps: int, programs: int, interval: int, device: torch.device) -> 
 
 
 @contextlib.contextmanager
-def forced(kernel: str, config: Config) -> Iterator[None]:
-    """Use `config` for one kernel (the tuner and the tests try them so)."""
-    _forced[kernel] = config
+def forced(config: Config) -> Iterator[None]:
+    """Use `config` for its kernel (the tuner and the tests try them so)."""
+    _forced[config.kernel] = config
     try:
         yield
     finally:
-        del _forced[kernel]
+        del _forced[config.kernel]
+
+
+@contextlib.contextmanager
+def ahead(target: Target) -> Iterator[None]:
+    """Take tensors on `meta` for those of a device that need not be there."""
+    global _ahead
+    before, _ahead = _ahead, target
+    try:
+        yield
+    finally:
+        _ahead = before

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adjcomp.runtime.kernels import summaries
 from adjcomp.runtime.kernels.arithmetic import Mask
 from adjcomp.runtime.kernels.cpu import chunked_scan
 from adjcomp.runtime.kernels.triton import linear_scan_kernels as kernels
@@ -132,11 +133,15 @@ def linear_scan_vjp(
 
 def linear_scan_summary(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """What a range of time does to any state: h_last = decay h0 + end; both (B, *S) in float32 or complex64."""
+    if is_wide(a, b):
+        return summaries.linear_scan_summary(a, b)
     return _whole(a, b, False)
 
 
 def linear_scan_adjoint_summary(dh: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """What a range of time does to any adjoint state: dh0 = decay dh_last + end; both (B, *S) in float32 or complex64."""
+    if is_wide(dh, a):
+        return summaries.linear_scan_adjoint_summary(dh, a)
     return _whole(a, dh, True)
 
 

@@ -16,8 +16,9 @@ AMD_WIDTH = re.compile(r"(?:global|buffer|flat)_load_(?:dwordx(\d)|dword|(?:u?sh
 
 @dataclass(frozen=True)
 class Chip:
-    """Limits of one multiprocessor."""
+    """A GPU: how many multiprocessors it has, and the limits of one."""
 
+    processors: int
     registers: int  # 32-bit registers of all lanes
     registers_per_lane: int
     granularity: int  # registers per lane come in multiples of this
@@ -30,10 +31,10 @@ class Chip:
 
 
 CHIPS = {
-    "sm_80": Chip(65536, 255, 8, 64, 32, 164 << 10, 163 << 10, 1 << 10),
-    "sm_90": Chip(65536, 255, 8, 64, 32, 228 << 10, 227 << 10, 1 << 10),
-    "sm_100": Chip(65536, 255, 8, 64, 32, 228 << 10, 227 << 10, 1 << 10),
-    "gfx942": Chip(4 * 512 * 64, 512, 8, 32, 16, 64 << 10, 64 << 10, 0, lanes=64),
+    "sm_80": Chip(108, 65536, 255, 8, 64, 32, 164 << 10, 163 << 10, 1 << 10),
+    "sm_90": Chip(132, 65536, 255, 8, 64, 32, 228 << 10, 227 << 10, 1 << 10),
+    "sm_100": Chip(148, 65536, 255, 8, 64, 32, 228 << 10, 227 << 10, 1 << 10),
+    "gfx942": Chip(304, 4 * 512 * 64, 512, 8, 32, 16, 64 << 10, 64 << 10, 0, lanes=64),
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adjcomp.ops.library import checkpoint_count
 from adjcomp.ops.selective import CHECKPOINT_STEPS
+from adjcomp.runtime.kernels import summaries
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 from adjcomp.runtime.kernels.cpu import chunked_selective
 from adjcomp.runtime.kernels.triton import selective_scan_kernels as kernels
@@ -72,9 +73,7 @@ def _local(call: _Call, x: Tensor, dt: Tensor, B: Tensor, count: int) -> tuple[T
     return total, end
 
 
-def _adjoint_local(
-    call: _Call, dy: Tensor, dt: Tensor, C: Tensor, z: Tensor | None, offset: int
-) -> tuple[Tensor, Tensor]:
+def _adjoint_local(call: _Call, dy: Tensor, dt: Tensor, C: Tensor, z: Tensor | None, offset: int) -> tuple[Tensor, Tensor]:
     """Sum of δ and local adjoint of the segments from `offset` on."""
     config = call.config("selective_scan_local")
     count = call.count - offset
@@ -207,6 +206,8 @@ def selective_scan_summary(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, dt_bias: Tensor | None, dt_softplus: bool
 ) -> tuple[Tensor, Tensor]:
     """What a range of time does to any state: h_last = decay h0 + end; both (batch, D, N) in float32."""
+    if is_wide(x, dt, A, B, dt_bias):
+        return summaries.selective_scan_summary(x, dt, A, B, dt_bias, dt_softplus)
     call = _call("selective_scan_local", x, A, dt_bias, dt_softplus)
     return _whole(call, _local(call, timed(x), timed(dt), timed(B), call.count), A, False)
 
@@ -215,6 +216,8 @@ def selective_scan_adjoint_summary(
     dy: Tensor, dt: Tensor, A: Tensor, C: Tensor, z: Tensor | None, dt_bias: Tensor | None, dt_softplus: bool
 ) -> tuple[Tensor, Tensor]:
     """What a range of time does to any adjoint state: dh0 = decay dh_last + end; both (batch, D, N) in float32."""
+    if is_wide(dy, dt, A, C, z, dt_bias):
+        return summaries.selective_scan_adjoint_summary(dy, dt, A, C, z, dt_bias, dt_softplus)
     call = _call("selective_scan_local", dy, A, dt_bias, dt_softplus)
     return _whole(call, _adjoint_local(call, timed(dy), timed(dt), timed(C), timed(z), 0), A, True)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import torch
+import triton.language as tl
 from torch import Tensor
+
+MOST_STRIDE = 1 << 24
 
 
 def is_wide(*tensors: Tensor | None) -> bool:
@@ -27,10 +30,15 @@ def timed(t: Tensor | None) -> Tensor | None: ...
 
 
 def timed(t: Tensor | None) -> Tensor | None:
-    """(B, T, *S) with contiguous inner dimensions (a copy where they aren't), complex numbers as two reals."""
+    """(B, T, *S) with contiguous inner dimensions, complex numbers as two reals; a copy where that or the stride of time forbids.
+
+    The stride of time stays below MOST_STRIDE, so that the offsets inside a tile of up to 64 steps fit in 32 bits.
+    """
     if t is None:
         return None
     t, inner = reals(t), 1
+    if t.shape[1] > 1 and t.stride(1) >= MOST_STRIDE:
+        return t.contiguous()
     for size, stride in zip(reversed(t.shape[2:]), reversed(t.stride()[2:]), strict=True):
         if size != 1 and stride != inner:
             return t.contiguous()
@@ -54,3 +62,20 @@ def parameter(t: Tensor | None) -> Tensor | None:
 def strides(name: str, t: Tensor | None) -> dict[str, int]:
     """The kernel arguments `<name>_b` and `<name>_t`: strides of batch and time, in elements."""
     return {f"{name}_b": 0 if t is None else t.stride(0), f"{name}_t": 0 if t is None else t.stride(1)}
+
+
+def operands(*tensors: Tensor | None) -> dict[str, Any]:
+    """The number type of matrix products: constants OPERAND and PRECISION of a kernel.
+
+    bfloat16 inputs multiply as such. float16 has too little range for states, so it multiplies as TF32, and so does float32 where
+    torch is told that it may (`torch.backends.cuda.matmul.allow_tf32`); else float32 is exact. Triton's interpreter computes
+    bfloat16 wrongly, so there (on a CPU) all is float32.
+    """
+    given = [t for t in tensors if t is not None]
+    dtypes = {t.dtype for t in given}
+    if given[0].device.type == "cpu":
+        return {"OPERAND": tl.float32, "PRECISION": "ieee"}
+    if dtypes == {torch.bfloat16}:
+        return {"OPERAND": tl.bfloat16, "PRECISION": "ieee"}
+    coarse = dtypes <= {torch.bfloat16, torch.float16} or torch.backends.cuda.matmul.allow_tf32
+    return {"OPERAND": tl.float32, "PRECISION": "tf32" if coarse else "ieee"}

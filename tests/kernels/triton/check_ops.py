@@ -14,6 +14,7 @@ import pytest
 import torch
 from interpreted import guarded
 from op_cases import Case, relative_errors
+from summary_cases import summary_errors
 from torch import Tensor
 
 from adjcomp.runtime.kernels.triton import configs
@@ -21,10 +22,27 @@ from adjcomp.runtime.kernels.triton import configs
 TINY: dict[str, Callable[[int], Case]] = {
     "linear_scan": lambda t: op_cases.linear_scan(t, 1, 3),
     "complex": lambda t: op_cases.linear_scan(t, 1, 3, complex_=True),
+    "dense_scan": lambda t: op_cases.dense_scan(t, 1, 3),
+    "dense_complex": lambda t: op_cases.dense_scan(t, 1, 3, complex_=True),
     "selective_scan": lambda t: op_cases.selective_scan(t, 1, 3, 2),
+    "ssd": lambda t: op_cases.ssd(t, 1, 1, 2, 3, 2),
+    "delta": lambda t: op_cases.gated_delta_rule(t, 1, 2, 3, 5),
+    "delta_channels": lambda t: op_cases.gated_delta_rule(t, 1, 1, 3, 5, wide_decay=True),
     "causal_conv1d": lambda t: op_cases.causal_conv1d(t, 1, 3),
 }
-KERNELS = {name: TINY[name](1).name for name in TINY}
+# Sizes that take more than one block of every kind.
+WIDE: dict[str, Callable[[], Case]] = {
+    "dense_scan": lambda: op_cases.dense_scan(20, 1, 17),
+    "selective_scan": lambda: op_cases.selective_scan(70, 2, 65, 9),
+    "ssd": lambda: op_cases.ssd(66, 1, 2, 1, 33, 17),
+    "delta": lambda: op_cases.gated_delta_rule(66, 1, 1, 66, 34),
+    "delta_channels": lambda: op_cases.gated_delta_rule(66, 1, 1, 66, 34, wide_decay=True),
+}
+HEAVY = ("ssd", "delta", "delta_channels")  # a step of these takes the interpreter seconds
+FEW = [name for name in TINY if name not in HEAVY]
+ALL = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in HEAVY)]
+# How the names of an op's kernels start.
+KERNELS = {"complex": "linear_scan", "dense_complex": "dense_scan", "delta_channels": "delta"}
 
 
 def rows_of_wider(t: Tensor) -> Tensor:
@@ -37,17 +55,17 @@ def channel_first(t: Tensor) -> Tensor:
     return t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t
 
 
-def configurations(op: str) -> Iterator[configs.Row]:
-    """The table's rows for the op's kernels, and each with other block sizes."""
+def configurations(op: str) -> Iterator[configs.Config]:
+    """Every configuration of the op's kernels, and those that have blocks of channels with smaller ones."""
     for row in configs.rows():
-        if row.kernel.startswith(op):
-            yield row
-            smaller = {name: max(16, size // 2) for name, size in row.config.constants.items() if name == "BLOCK_D"}
-            if smaller:
-                yield replace(row, config=replace(row.config, constants={**row.config.constants, **smaller}))
+        if row.config.kernel.startswith(op):
+            yield row.config
+            if "BLOCK_D" in row.config.constants:
+                constants = {**row.config.constants, "BLOCK_D": max(16, row.config.constants["BLOCK_D"] // 2)}
+                yield replace(row.config, constants=constants)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 70])
+@pytest.mark.parametrize("steps", [1, 70])
 @pytest.mark.parametrize("name", TINY)
 def test_float32_is_within_2e_6_of_float64_and_stays_in_its_bounds(
     name: str, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -58,8 +76,48 @@ def test_float32_is_within_2e_6_of_float64_and_stays_in_its_bounds(
     assert max(errors.values()) <= 2e-6, errors
 
 
+@pytest.mark.parametrize("name", WIDE)
+def test_more_than_one_block_of_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    with guarded(monkeypatch):
+        errors = relative_errors(WIDE[name](), torch.float32, floor=0.02)
+    assert max(errors.values()) <= 2e-6, errors
+
+
+def far_apart(t: Tensor) -> Tensor:
+    """The same values with more than 2^31 elements between sequences; what lies between is never touched."""
+    if t.dim() < 3:
+        return t
+    stride = (1 << 31) + 8
+    room = torch.empty(stride + t[0].numel(), dtype=t.dtype)
+    return room.as_strided(t.shape, (stride, *t[0].contiguous().stride())).copy_(t)
+
+
+FAR: dict[str, Case] = {
+    "linear_scan": op_cases.linear_scan(3, 2, 3),
+    "dense_scan": op_cases.dense_scan(3, 2, 2),
+    "selective_scan": op_cases.selective_scan(3, 2, 3, 2),
+    "ssd": op_cases.ssd(3, 2, 1, 1, 3, 2),
+    "delta": op_cases.gated_delta_rule(3, 2, 1, 3, 2),
+    "causal_conv1d": op_cases.causal_conv1d(3, 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "causal_conv1d"])
+def test_summaries_join_to_the_whole(name: str) -> None:
+    torch.manual_seed(0)
+    assert max(summary_errors(TINY[name](21), [4, 20], torch.float32)) <= 4e-6
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_offsets_beyond_32_bits(name: str) -> None:
+    torch.manual_seed(0)
+    errors = relative_errors(FAR[name], torch.bfloat16, far_apart, floor=0.02)
+    assert max(errors.values()) <= 2 * torch.finfo(torch.bfloat16).eps, errors
+
+
 @pytest.mark.parametrize("layout", [rows_of_wider, channel_first])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_strided_arguments(name: str, layout: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     errors = relative_errors(TINY[name](9), torch.float32, layout)
@@ -67,7 +125,7 @@ def test_strided_arguments(name: str, layout: Callable[[Tensor], Tensor]) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_half_precision_rounds_inputs_and_outputs_only(name: str, dtype: torch.dtype) -> None:
     if name == "complex":
         pytest.skip("no complex half")
@@ -76,14 +134,13 @@ def test_half_precision_rounds_inputs_and_outputs_only(name: str, dtype: torch.d
     assert max(errors.values()) <= torch.finfo(dtype).eps, errors
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_every_configuration(name: str) -> None:
-    op = KERNELS[name]
-    for row in configurations(op):
+    for config in configurations(KERNELS.get(name, name)):
         torch.manual_seed(0)
-        with configs.forced(row.kernel, row.config):
+        with configs.forced(config):
             errors = relative_errors(TINY[name](5), torch.float32)
-        assert max(errors.values()) <= 2e-6, (row, errors)
+        assert max(errors.values()) <= 2e-6, (config, errors)
 
 
 def outcome(case: Case) -> list[Tensor]:
@@ -93,7 +150,7 @@ def outcome(case: Case) -> list[Tensor]:
     return [*out, *torch.autograd.grad([o.abs().square().sum() for o in out], [*leaves.values()])]
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_reruns_are_bit_identical(name: str) -> None:
     torch.manual_seed(0)
     case = TINY[name](40)
@@ -101,7 +158,7 @@ def test_reruns_are_bit_identical(name: str) -> None:
         assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_each_cotangent_alone(name: str) -> None:
     """Either output may have no cotangent, and any input may want none."""
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-OPS = ("linear_scan or complex", "selective_scan", "causal_conv1d")
+OPS = ("linear_scan or complex and not dense", "dense", "selective_scan", "ssd", "delta", "causal_conv1d")
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
@@ -26,3 +26,14 @@ def run_checks(file: str, *arguments: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_ops(op: str) -> None:
     run_checks("check_ops.py", "-k", op)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("op", ["ssd", "delta"])
+def test_the_rest_of_heavy_ops(op: str) -> None:
+    run_checks("check_ops.py", "-m", "slow", "--timeout", "2000", "-k", op)
+
+
+def test_loss_norm_and_random_numbers() -> None:
+    run_checks("check_others.py")
