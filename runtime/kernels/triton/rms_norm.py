@@ -1,6 +1,6 @@
 """`adjcomp::rms_norm` on a GPU, in one pass over memory each way; what surrounds every mixer.
 
-Bytes: x and y once; the VJP reads dy, x and what else flows into x (the residual stream's cotangent, so that its addition costs no
+Bytes: x and y once; the VJP reads dy, x and what else flows into x (the residual stream's cotangent, so that adding it costs no
 pass of its own), and writes dx. Beside them it leaves one row of dweight per program of at least 16 rows: 1.1 times the minimum.
 
 Legend: r rows (all dimensions but the last), d channels.
