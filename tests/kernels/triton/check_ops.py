@@ -76,7 +76,7 @@ def test_float32_is_within_2e_6_of_float64_and_stays_in_its_bounds(
     assert max(errors.values()) <= 2e-6, errors
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if "delta" in name else name for name in WIDE])
 def test_more_than_one_block_of_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     with guarded(monkeypatch):

@@ -1,0 +1,72 @@
+"""Training steps of Mamba models through `adjcomp.compile`: seconds and peak, from 8K to 1M tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from rows import Job, Row, wait
+
+import adjcomp
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    width: int
+    layers: int
+    vocabulary: int = 50280
+
+
+MODELS = (Model("mamba-130m", 768, 24), Model("mamba-370m", 1024, 48), Model("mamba-1.4b", 2048, 48))
+LENGTHS = (8192, 65536, 1 << 18, 1 << 20)
+SMALL = (Model("mamba-tiny", 32, 2, 61),)
+BUDGET_SHARE = 0.8  # of what the device has free
+
+
+def jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
+    """The shortest sequences of all models first, so that a run cut short has seen every model."""
+    for length in (64,) if tiny else LENGTHS:
+        for model in SMALL if tiny else MODELS:
+            name = f"{model.name} T={length}"
+            yield Job("steps", name, partial(_step, name, model, length, device))
+
+
+def _build(model: Model, device: torch.device) -> torch.nn.Module:
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=model.vocabulary, hidden_size=model.width, num_hidden_layers=model.layers, state_size=16, use_cache=False
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        return transformers.MambaForCausalLM(config).to(dtype).train()
+
+
+def _budget(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 30
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(BUDGET_SHARE * free)
+
+
+def _step(name: str, model: Model, length: int, device: torch.device) -> Row:
+    module = _build(model, device)
+    compiled = adjcomp.compile(module, mem_budget=_budget(device))
+    ids = torch.randint(0, model.vocabulary, (1, length), device=device)
+    start = time.perf_counter()
+    for _ in range(2):  # the first call traces, compiles and plans
+        wait(device)
+        start = time.perf_counter()
+        loss = compiled(input_ids=ids, labels=ids).loss
+        loss.backward()
+        wait(device)
+        module.zero_grad(set_to_none=True)
+    seconds = time.perf_counter() - start
+    stats = compiled.stats
+    note = f"{length / seconds:,.0f} tokens/s, predicted peak {stats.predicted_peak_bytes / 2**20:.0f} MiB"
+    inside = stats.measured_peak_bytes <= stats.budget_bytes and bool(loss.isfinite())
+    return Row("steps", name, ok=inside, seconds=seconds, peak_bytes=stats.measured_peak_bytes, note=note)

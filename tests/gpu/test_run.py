@@ -1,0 +1,22 @@
+"""The script for a GPU runs through on a small scale, wherever it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("run.py")
+
+
+def test_the_run_goes_through_on_a_small_scale(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, str(SCRIPT), "--preset", "tiny", "--device", "cpu", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = json.loads(output.read_text())
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert {row["section"] for row in rows} == {"correctness", "speed", "steps"}
+    assert all(row["ok"] for row in rows)
+    assert all(row["floor_seconds"] > 0 and row["seconds"] > 0 for row in rows if row["section"] == "speed")
+    assert "left out" not in done.stdout
