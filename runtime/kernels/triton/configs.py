@@ -72,12 +72,18 @@ class Target:
 
 _forced: dict[str, Config] = {}
 _ahead: Target | None = None
+_table: tuple[Row, ...] | None = None
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def installed() -> tuple[Row, ...]:
     """The table as it was installed."""
     return tuple(parse(json.loads(TABLE.read_text())))
+
+
+def rows() -> tuple[Row, ...]:
+    """The table in use."""
+    return installed() if _table is None else _table
 
 
 def parse(entries: list[dict[str, Any]]) -> Iterator[Row]:
@@ -166,3 +172,16 @@ def ahead(target: Target) -> Iterator[None]:
         yield
     finally:
         _ahead = before
+
+
+@contextlib.contextmanager
+def table(replacement: Iterable[Row]) -> Iterator[None]:
+    """Use another table (the tuner tries rows so)."""
+    global _table
+    before, _table = _table, tuple(replacement)
+    _choose.cache_clear()
+    try:
+        yield
+    finally:
+        _table = before
+        _choose.cache_clear()

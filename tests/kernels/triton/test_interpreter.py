@@ -23,6 +23,7 @@ def run_checks(file: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("op", OPS)
 def test_ops(op: str) -> None:
     run_checks("check_ops.py", "-k", op)

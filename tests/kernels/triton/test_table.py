@@ -25,6 +25,7 @@ def compile_all(output: Path, *options: str) -> list[Row]:
     return [Row(**row) for row in json.loads(output.read_text())]
 
 
+@pytest.mark.timeout(900)
 def test_every_kernel_compiles_without_a_spill(tmp_path: Path) -> None:
     rows = compile_all(tmp_path / "kernels.json", "--quick", "--workers", "2")
     assert {row.kernel for row in rows} == {launch.name for launch in catalogue.launches("sm_90", quick=True)}
