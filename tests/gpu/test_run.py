@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("run.py")
 
 
@@ -20,3 +22,11 @@ def test_the_run_goes_through_on_a_small_scale(tmp_path: Path) -> None:
     assert all(row["ok"] for row in rows)
     assert all(row["floor_seconds"] > 0 and row["seconds"] > 0 for row in rows if row["section"] == "speed")
     assert "left out" not in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(700)
+def test_the_run_on_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--device", "cuda", "--output", str(tmp_path / "gpu.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
