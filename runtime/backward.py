@@ -208,6 +208,8 @@ def _takes_adjoint(template: Template) -> list[bool]:
 
 
 def _norm(held: Held) -> Tensor:
-    """The norm of all parts of an adjoint state together, float32: of a few numbers, where the state is many."""
-    parts = [torch.linalg.vector_norm(part.abs().to(accumulation_dtype(part.abs().dtype))) for part in held if part is not None]
-    return torch.linalg.vector_norm(torch.stack(parts)).float() if parts else torch.zeros(())
+    """The norm of all parts of an adjoint state together, float32: one number, where the state is many."""
+    parts = [torch.linalg.vector_norm(part) for part in held if part is not None]
+    if len(parts) == 1:
+        return parts[0].float()
+    return torch.linalg.vector_norm(torch.stack(parts).float()) if parts else torch.zeros(())
