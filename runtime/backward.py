@@ -209,7 +209,8 @@ def _takes_adjoint(template: Template) -> list[bool]:
 
 def _norm(held: Held) -> Tensor:
     """The norm of all parts of an adjoint state together, float32: one number, where the state is many."""
-    parts = [torch.linalg.vector_norm(part) for part in held if part is not None]
-    if len(parts) == 1:
-        return parts[0].float()
-    return torch.linalg.vector_norm(torch.stack(parts).float()) if parts else torch.zeros(())
+    parts: list[Tensor] = [torch.linalg.vector_norm(part) for part in held if part is not None]
+    if not parts:
+        return torch.zeros(())
+    total: Tensor = parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+    return total.float()
