@@ -27,7 +27,8 @@ def check(kind: int, dimension: str, at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dimension", "at"), [(signal.SIGKILL, "layers", 9), (RAISES, "time", 25), (signal.SIGSTOP, "time", 14)]
+    ("kind", "dimension", "at"),
+    [(signal.SIGKILL, "layers", 9), pytest.param(RAISES, "time", 25, marks=pytest.mark.slow), (signal.SIGSTOP, "time", 14)],
 )
 def test_a_failing_rank_is_named_by_all_others(kind: int, dimension: str, at: int) -> None:
     check(kind, dimension, at)

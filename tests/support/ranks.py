@@ -60,7 +60,7 @@ def _gather(jobs: Sequence[Any], pipes: Sequence[Connection], until: float) -> l
                 result, error = pipe.recv()
             except EOFError:
                 error = "died"
-        job.join(max(0.0, min(10.0, until - time.monotonic())))
+        job.join(max(0.0, min(2.0, until - time.monotonic())))  # it has told its result; what else it does is cut short
         found.append(Ended(result, error, job.exitcode))
     return found
 
