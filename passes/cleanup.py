@@ -13,6 +13,7 @@ from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.passes.emitting import Emitter, fake_result
+from adjcomp.passes.inplace import out_of_place
 from adjcomp.passes.layouts import weights_on_the_right
 from adjcomp.passes.losses import fuse_cross_entropy
 from adjcomp.passes.norms import fuse_rms_norms
@@ -141,10 +142,12 @@ def _constant_batch_norm(graph: fx.Graph) -> None:
 
 
 def tidy(graph: fx.Graph) -> fx.Graph:
-    """A copy without dead nodes, detaches and pairs of transposes; unlike `clean` it changes no strides."""
+    """A functional copy without dead nodes, detaches and pairs of transposes; unlike `clean` it changes no strides."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
-    for rewrite in (_drop_detaches, _plain_views, _cancel_transposes):
+    _drop_detaches(copy)
+    out_of_place(copy)  # before anything is taken for dead: a write has effects
+    for rewrite in (_plain_views, _cancel_transposes):
         rewrite(copy)
         copy.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return copy
