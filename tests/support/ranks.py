@@ -27,10 +27,12 @@ class Ended:
     code: int | None
 
 
-def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Ended]:
+def run_ranks(
+    count: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0, silent: Sequence[int] = ()
+) -> list[Ended]:
     """Run `work(rank, *arguments)` on `count` ranks of a Gloo group; what is left after `seconds` is killed.
 
-    work: a function of a module in tests/support.
+    work: a function of a module in tests/support. silent: ranks that will not answer; nobody waits for them.
     """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch", "adjcomp.api", "adjcomp.passes.place", "mesh_work"])
@@ -44,16 +46,18 @@ def run_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: fl
     for _, sending in pipes:
         sending.close()
     try:
-        return _gather(jobs, [receiving for receiving, _ in pipes], time.monotonic() + seconds)
+        return _gather(jobs, [receiving for receiving, _ in pipes], time.monotonic() + seconds, silent)
     finally:
         for job in jobs:
             job.kill()
             job.join()
 
 
-def _gather(jobs: Sequence[Any], pipes: Sequence[Connection], until: float) -> list[Ended]:
-    found: list[Ended] = []
-    for job, pipe in zip(jobs, pipes, strict=True):
+def _gather(jobs: Sequence[Any], pipes: Sequence[Connection], until: float, silent: Sequence[int]) -> list[Ended]:
+    found: dict[int, Ended] = {}
+    for rank in sorted(range(len(jobs)), key=lambda rank: rank in silent):
+        job, pipe = jobs[rank], pipes[rank]
+        until = time.monotonic() if rank in silent else until
         result, error = None, ""
         if pipe.poll(max(0.0, until - time.monotonic())):
             try:
@@ -61,8 +65,8 @@ def _gather(jobs: Sequence[Any], pipes: Sequence[Connection], until: float) -> l
             except EOFError:
                 error = "died"
         job.join(max(0.0, min(2.0, until - time.monotonic())))  # it has told its result; what else it does is cut short
-        found.append(Ended(result, error, job.exitcode))
-    return found
+        found[rank] = Ended(result, error, job.exitcode)
+    return [found[rank] for rank in range(len(jobs))]
 
 
 def _rank(rank: int, count: int, port: int, pipe: Connection, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
