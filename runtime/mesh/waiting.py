@@ -16,6 +16,7 @@ from typing import Any
 from adjcomp.errors import RankError
 from adjcomp.runtime.mesh.watch import LOOK_SECONDS, NOBODY, Watch
 
+LEAVING_SECONDS = 1.0  # for a transfer that is about to end; one whose peer hangs is left behind
 LONG = timedelta(days=1)  # the caller's patience ends a wait, not the transport's
 
 
@@ -42,15 +43,18 @@ class Waiter:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Sequence[Any], Ticket] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def add(self, works: Sequence[Any], ticket: Ticket) -> None:
         """Mark `ticket` as done when all `works` are."""
         self._jobs.put((works, ticket))
 
     def close(self) -> None:
-        """End the thread after what it has."""
+        """End the thread after what it has, and see it off: an interpreter that ends under it aborts the process."""
         self._jobs.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(LEAVING_SECONDS)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -118,7 +118,7 @@ class Watch:
         if self._stop.is_set():
             return
         self._stop.set()
-        self._thread.join(2 * self.interval)
+        self._thread.join(self.silence)
         ended = getattr(sys, "last_value", None)
         reason = "has left" if ended is None else f"has left after {type(ended).__name__}: {ended}"
         if self._fault is None and not self._thread.is_alive():
