@@ -18,7 +18,7 @@ from adjcomp.errors import CaptureError
 from adjcomp.passes.aliasing import is_alias, reads_part
 from adjcomp.passes.emitting import Emitter
 from adjcomp.passes.scatter import write_through
-from adjcomp.passes.writes import written_value
+from adjcomp.passes.writes import mutates, written_value
 
 aten = torch.ops.aten
 
@@ -52,12 +52,6 @@ def functionalize(
     for node in graph.nodes:
         writer.visit(node)
     return writer.finish(reassigned)
-
-
-def mutates(node: fx.Node) -> bool:
-    """Whether an operation changes one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 class _Writer:

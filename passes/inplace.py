@@ -4,13 +4,11 @@ is made.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.passes.aliasing import is_alias, storage_root
-
-aten = torch.ops.aten
+from adjcomp.passes.writes import functional_form, mutates
 
 
 def out_of_place(graph: fx.Graph) -> None:
@@ -19,22 +17,21 @@ def out_of_place(graph: fx.Graph) -> None:
     Raises CaptureError where x is seen through views: no formula of torch does that today.
     """
     for node in list(graph.nodes):
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+        if mutates(node):
             _rewrite(graph, node)
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
-    target, written = node.target, node.args[0]
-    assert isinstance(target, torch._ops.OpOverload)
+    written = node.args[0]
     assert isinstance(written, fx.Node)
-    name = target._schema.name.removeprefix("aten::")
     shared = storage_root(written) is not written or any(is_alias(user) for user in written.users if user is not node)
-    if target.namespace != "aten" or not name.endswith("_") or shared or written.op == "placeholder":
+    if shared or written.op == "placeholder":
         where = node.meta.get("where", "the backward pass")
-        raise CaptureError(f"{where}: {target} writes into a value that others see, in a derivative; this cannot be captured")
-    functional = getattr(getattr(aten, name.removesuffix("_")), target._overloadname)
+        raise CaptureError(
+            f"{where}: {node.target} writes into a value that others see, in a derivative; this cannot be captured"
+        )
     with graph.inserting_before(node):
-        made = graph.call_function(functional, node.args, node.kwargs)
+        made = graph.call_function(functional_form(node), node.args, node.kwargs)
     made.meta = dict(node.meta)
     order = {other: place for place, other in enumerate(graph.nodes)}
     for user in list(written.users):

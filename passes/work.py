@@ -38,8 +38,11 @@ _WINDOWED = {
     _ops.ssd_window_vjp.default: (10, 1),
     _ops.gated_delta_rule_window_vjp.default: (7, 1),
 }
-_LOSS_PRODUCTS = {_ops.linear_cross_entropy.default: (0, 1), _ops.linear_cross_entropy_vjp.default: (1, 3)}
-_LOSS_PRODUCTS[_ops.linear_cross_entropy_add_vjp.default] = (1, 3)
+_LOSS_PRODUCTS = {
+    _ops.linear_cross_entropy.default: (0, 1),
+    _ops.linear_cross_entropy_vjp.default: (1, 3),
+    _ops.linear_cross_entropy_add_vjp.default: (1, 3),
+}
 WINDOW_UPDATES = 12  # two scans, two products and two sums over states, each in memory
 VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
 

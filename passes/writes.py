@@ -49,15 +49,26 @@ def _arguments(node: fx.Node, read: Read) -> tuple[tuple[Any, ...], dict[str, An
     return fx.map_arg((node.args, dict(node.kwargs)), read)  # type: ignore[return-value]
 
 
-def _variant(emit: Emitter, node: fx.Node, read: Read) -> fx.Node:
-    """`op_` becomes `op` of the same overload."""
+def mutates(node: fx.Node) -> bool:
+    """Whether an operation changes one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def functional_form(node: fx.Node) -> Any:
+    """`op` of the same overload for a call of `op_`. Raises CaptureError where there is none."""
     name = node.target._opname.removesuffix("_")  # type: ignore[union-attr]
     packet = getattr(torch.ops.aten, name, None)
     overload = node.target._overloadname  # type: ignore[union-attr]
     if packet is None or overload not in packet.overloads() or node.target.namespace != "aten":  # type: ignore[union-attr]
         raise CaptureError(f"{_place(node)}: {node.target} works in place, and no form of it that does not is known")
+    return getattr(packet, overload)
+
+
+def _variant(emit: Emitter, node: fx.Node, read: Read) -> fx.Node:
+    """`op_` becomes `op` of the same overload."""
     args, kwargs = _arguments(node, read)
-    return emit.call(node, getattr(packet, overload), *args, **kwargs)
+    return emit.call(node, functional_form(node), *args, **kwargs)
 
 
 def _copy(emit: Emitter, node: fx.Node, read: Read) -> fx.Node:

@@ -17,7 +17,8 @@ BLOCK_BYTES = 4 << 20  # logits held at a time
 BLOCK_ROWS = 512  # rows that share one pass over the weight
 
 
-def _spans(total: int, size: int) -> Iterator[slice]:
+def spans(total: int, size: int) -> Iterator[slice]:
+    """0 … total in slices of `size`, the last one shorter."""
     return (slice(start, min(total, start + size)) for start in range(0, total, size))
 
 
@@ -48,7 +49,7 @@ def linear_cross_entropy(
     _check_labels(flat, valid, weight.shape[0])
     loss = torch.zeros((), dtype=torch.float64, device=x.device)
     normaliser = torch.empty(flat.shape, dtype=wide, device=x.device)
-    for span in _spans(rows.shape[0], BLOCK_ROWS):
+    for span in spans(rows.shape[0], BLOCK_ROWS):
         total, picked = _row_block(rows[span].to(wide), weight, flat[span], logits_dtype)
         normaliser[span] = total
         loss += torch.where(valid[span], total - picked, 0.0).sum(dtype=torch.float64)
@@ -59,7 +60,7 @@ def _row_block(x_rd: Tensor, weight: Tensor, labels_r: Tensor, logits_dtype: tor
     """Log-sum-exp and the label's logit of each row. A row with a logit of +inf or NaN gets NaN, as log_softmax gives."""
     total = torch.full(labels_r.shape, -torch.inf, dtype=x_rd.dtype, device=x_rd.device)
     picked = torch.zeros_like(total)
-    for span in _spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
+    for span in spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
         logits = _logits(x_rd, weight[span], logits_dtype)
         total = torch.logaddexp(total, torch.logsumexp(logits, 1))
         inside = (labels_r >= span.start) & (labels_r < span.stop)
@@ -116,7 +117,7 @@ def _vjp(
     rows, flat, norm = x.reshape(-1, x.shape[-1]), labels.reshape(-1), normaliser.reshape(-1)
     scale = torch.where(flat != ignore_index, dloss.to(wide), 0.0)
     dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if wants_dx else None
-    for span in _spans(rows.shape[0], BLOCK_ROWS):
+    for span in spans(rows.shape[0], BLOCK_ROWS):
         x_rd = rows[span].to(wide)
         dx_rd = None if dx is None else torch.zeros_like(x_rd)
         _row_block_vjp(x_rd, weight, flat[span], norm[span], scale[span], logits_dtype, dx_rd, dweight)
@@ -136,7 +137,7 @@ def _row_block_vjp(
     dweight: Tensor | None,
 ) -> None:
     """Adds one block of rows to `dx_rd` (r, d) and `dweight` (V, d)."""
-    for span in _spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
+    for span in spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
         dlogits = torch.exp(_logits(x_rd, weight[span], logits_dtype).sub_(norm_r[:, None])).mul_(scale_r[:, None])
         inside = (labels_r >= span.start) & (labels_r < span.stop)
         index = (labels_r.long() - span.start).clamp(0, dlogits.shape[1] - 1)

@@ -13,6 +13,7 @@ from adjcomp.ops.delta import CHECKPOINT_STEPS as DELTA_STEPS
 from adjcomp.ops.dual import CHECKPOINT_STEPS as SSD_STEPS
 from adjcomp.ops.library import call, checkpoint_count, state_dtype
 from adjcomp.ops.selective import CHECKPOINT_STEPS as SELECTIVE_STEPS
+from adjcomp.runtime.kernels.arithmetic import step_size
 
 Summary = tuple[Tensor, Tensor]
 
@@ -52,16 +53,10 @@ def _product(A: Tensor) -> Tensor:
     return A[:, 0].contiguous()
 
 
-def _step_sizes(dt: Tensor, bias: Tensor | None, softplus: bool, limit: list[float] | None, dtype: torch.dtype) -> Tensor:
-    delta = dt.to(dtype) if bias is None else dt.to(dtype) + bias
-    delta = torch.nn.functional.softplus(delta) if softplus else delta
-    return delta if limit is None else delta.clamp(limit[0], limit[1])
-
-
 def selective_scan_summary(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, dt_bias: Tensor | None, dt_softplus: bool) -> Summary:
     """See `adjcomp.ops.selective_scan_summary`."""
     _, end, _ = call("selective_scan", x, dt, A, B, B, None, None, dt_bias, None, dt_softplus)
-    return torch.exp(_step_sizes(dt, dt_bias, dt_softplus, None, end.dtype).sum(1)[..., None] * A), end
+    return torch.exp(step_size(dt.to(end.dtype), dt_bias, dt_softplus).sum(1)[..., None] * A), end
 
 
 def selective_scan_adjoint_summary(
@@ -73,7 +68,7 @@ def selective_scan_adjoint_summary(
     states = dy.new_zeros((dy.shape[0], kept, A.shape[1], A.shape[0]), dtype=wide)
     inputs = (torch.zeros_like(dy), dt, A, torch.zeros_like(C), C, None, z, dt_bias)
     *_, end = call("selective_scan_vjp", dy, None, *inputs, states, dt_softplus, [False] * 8 + [True])
-    return torch.exp(_step_sizes(dt, dt_bias, dt_softplus, None, wide).sum(1)[..., None] * A), end
+    return torch.exp(step_size(dt.to(wide), dt_bias, dt_softplus).sum(1)[..., None] * A), end
 
 
 def ssd_summary(
@@ -81,7 +76,7 @@ def ssd_summary(
 ) -> Summary:
     """See `adjcomp.ops.ssd_summary`."""
     _, end, _ = call("ssd", x, dt, A, B, B, None, None, dt_bias, None, dt_softplus, dt_limit)
-    return torch.exp(_step_sizes(dt, dt_bias, dt_softplus, dt_limit, end.dtype).sum(1) * A)[..., None, None], end
+    return torch.exp(step_size(dt.to(end.dtype), dt_bias, dt_softplus, dt_limit).sum(1) * A)[..., None, None], end
 
 
 def ssd_adjoint_summary(
@@ -100,7 +95,7 @@ def ssd_adjoint_summary(
     states = dy.new_zeros((batch, int(checkpoint_count(steps, SSD_STEPS)), heads, width, C.shape[3]), dtype=wide)
     inputs = (torch.zeros_like(dy), dt, A, torch.zeros_like(C), C, None, z, dt_bias)
     *_, end = call("ssd_vjp", dy, None, *inputs, states, dt_softplus, dt_limit, [False] * 8 + [True])
-    return torch.exp(_step_sizes(dt, dt_bias, dt_softplus, dt_limit, wide).sum(1) * A)[..., None, None], end
+    return torch.exp(step_size(dt.to(wide), dt_bias, dt_softplus, dt_limit).sum(1) * A)[..., None, None], end
 
 
 def gated_delta_rule_summary(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Summary:

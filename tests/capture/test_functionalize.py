@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from adjcomp import CaptureError
-from adjcomp.passes.functionalize import Functional, functionalize, mutates
+from adjcomp.passes.functionalize import Functional, functionalize
+from adjcomp.passes.writes import mutates
 
 
 def relu_of_a_slice(x: Tensor, y: Tensor) -> Tensor:

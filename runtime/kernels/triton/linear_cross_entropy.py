@@ -86,8 +86,8 @@ class _Rows:
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Spans of rows and of vocabulary, the latter faster."""
         size = min(BLOCK_ROWS, max(1, self.x_rd.shape[0]))
-        for rows in _spans(self.x_rd.shape[0], size):
-            for words in _spans(self.weight.shape[0], max(128, BLOCK_BYTES // (4 * size))):
+        for rows in cross_entropy.spans(self.x_rd.shape[0], size):
+            for words in cross_entropy.spans(self.weight.shape[0], max(128, BLOCK_BYTES // (4 * size))):
                 yield rows, words
 
     def logits(self, rows: slice, words: slice) -> Tensor:
@@ -103,10 +103,6 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
     if left.dtype in HALVES and left.device.type == "cuda" and torch.version.hip is None:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
-
-
-def _spans(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(total, start + size)) for start in range(0, total, size))
 
 
 def linear_cross_entropy(
