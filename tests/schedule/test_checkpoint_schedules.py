@@ -69,7 +69,7 @@ def their_steps(schedule: CheckpointSchedule) -> int:
 
 @pytest.mark.parametrize(("chunks", "slots"), PAIRS)
 def test_nested_plans_never_need_more_forward_work_than_checkpoint_schedules(chunks: int, slots: int) -> None:
-    """Given as many chunks and places, when both reverse the sequence, then ours runs no more steps forward than any of theirs."""
+    """Given as many chunks and places, when both reverse the sequence, then ours runs no more steps forward than theirs."""
     ours = our_steps(our_plan(chunks, slots))
     theirs = {
         "Revolve": their_steps(Revolve(chunks, slots)),
