@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from adjcomp.caches import cache_of
 from adjcomp.evaluation import evaluation_call, prefill_options, token_losses
 from adjcomp.ir.plan import Plan
-from adjcomp.keys import EVALUATION
+from adjcomp.keys import EVALUATION, TRAINING
 from adjcomp.running import run_call, run_piece
 from adjcomp.session import Session
 from adjcomp.stepping import Stats
@@ -155,7 +155,7 @@ def _make_view_class(kind: Any) -> type:
         if evaluated is None:
             session.check_whole()
             return session.model.forward(*args, **kwargs)
-        return run_call(session, args, evaluated, EVALUATION)
+        return run_call(session, args, evaluated, EVALUATION if session.spread is None else TRAINING)
 
     outside_of_dynamo = _disable_dynamo(forward)  # torch.compile around a call: the call itself is one step of a plan
     outside_of_dynamo.__signature__ = signature  # type: ignore[attr-defined]

@@ -59,6 +59,7 @@ def token_losses(session: Session, input_ids: torch.Tensor, inputs: Mapping[str,
     """Losses of the tokens after the first, (B, T - 1) float32."""
     if input_ids.ndim != 2 or input_ids.shape[1] < 2:
         raise ValueError(f"nll takes token ids (B, T) with T at least 2, not {tuple(input_ids.shape)}")
+    session.check_whole()
     targets = functional.pad(input_ids[:, 1:], (0, 1))  # the last target is nobody's
     options = {name: value for name, value in prefill_options(session).items() if name == "use_cache"}
     with torch.no_grad():

@@ -38,6 +38,7 @@ def run_piece(
         raise TypeError(
             f"initial_state is what a piece before returned, an inference cache or None, not {type(initial).__name__}"
         )
+    session.check_whole()
     if session.spread is not None:
         raise ValueError("a call with initial_state runs on one device: a mesh takes whole sequences")
     frozen = any(not p.requires_grad for p in session.model.parameters())

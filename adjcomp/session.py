@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,11 +93,12 @@ class Session:
 
     def check_whole(self) -> None:
         """RuntimeError where parameters of the model are on other ranks: its plain forward can't run."""
-        if self.spread is not None and self.spread.foreign:
-            raise RuntimeError(
-                f"{min(self.spread.foreign)} and other parameters of this model are on other ranks since its plan by layers has "
-                "run: it has no plain forward here. Save distributed.local_state() of every rank and load it into a whole model"
-            )
+        if self.spread is not None:
+            self.spread.check_whole(self.model)
+
+    def _reading(self) -> AbstractContextManager[object]:
+        """For what reads shapes of parameters that may be on other ranks."""
+        return nullcontext() if self.spread is None else self.spread.reading()
 
     def record(self, stats: Stats) -> None:
         """Keep the figures of a step."""
@@ -130,7 +132,7 @@ class Session:
             variant: Variant = key[0][1]
             if kind.gradients:
                 check_linear(self.model, variant)
-            with progress(f"capturing {type(self.model).__name__}"):
+            with self._reading(), progress(f"capturing {type(self.model).__name__}"):
                 self.captures[key] = run_capture(
                     self.model,
                     args,
@@ -139,6 +141,7 @@ class Session:
                     variant=variant,
                     gradients=kind.gradients,
                     states=kind.state_gradients,
+                    shapes=None if self.spread is None else self.spread.shapes,
                 )
             if len(self.captures) > CAPTURES_KEPT:
                 self.captures.popitem(last=False)
@@ -225,7 +228,7 @@ class Session:
     def _plan(self, request: PlanRequest, found: Understood) -> Executable:
         shape = f"batch size {found.call.batch_size}, sequence length {found.call.seq_len}"
         try:
-            with progress(f"planning {found.call.batch_size} x {found.call.seq_len} tokens"):
+            with self._reading(), progress(f"planning {found.call.batch_size} x {found.call.seq_len} tokens"):
                 if not found.kind.gradients:
                     return make_evaluation(request)
                 return make_executable(request) if self.spread is None else self._shared(request, self.spread, found.accumulated)

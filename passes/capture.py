@@ -71,10 +71,17 @@ class OutputLeaf:
     value: object = None
 
 
-def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], hint: int | None = None) -> TracedModel:
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    hint: int | None = None,
+    shapes: Mapping[str, torch.Tensor] | None = None,
+) -> TracedModel:
     """Trace `model(*args, **kwargs)`; neither the model nor any tensor is touched, also when this fails.
 
-    hint: the length at which branches on the length are decided.
+    hint: the length at which branches on the length are decided. shapes: meta tensors like the parameters and buffers, by name,
+    of which the whole isn't here.
 
     Raises CaptureError (a ValueError) naming the module, the op and the source line of what cannot be captured.
     """
@@ -82,11 +89,11 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     call = describe_call(args, kwargs)
     with _CAPTURE_LOCK, kernels_as_ops():
         try:
-            return _Tracer(model, call, hint or TIME_HINT).run()
+            return _Tracer(model, call, hint or TIME_HINT, shapes or {}).run()
         except CaptureError:
             if not call.doubtful():
                 raise
-            return _Tracer(model, call.without_doubtful_times(), hint or TIME_HINT).run()
+            return _Tracer(model, call.without_doubtful_times(), hint or TIME_HINT, shapes or {}).run()
 
 
 class _TimeShapes(ShapeEnv):
@@ -137,8 +144,11 @@ class _Fakes:
         )
         self.time = seed.shape[0]
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A stand-in for a parameter or buffer."""
+    def parameter(self, tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        """A stand-in for a parameter or buffer; `like` what it is as a whole, where that isn't here."""
+        if like is not None:
+            with self.mode:
+                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.device)
         return self.mode.from_tensor(tensor.detach(), static_shapes=True)
 
     def input(self, tensor: torch.Tensor, time_dim: int | None) -> torch.Tensor:
@@ -151,8 +161,9 @@ class _Fakes:
 class _Tracer:
     """One capture in progress."""
 
-    def __init__(self, model: torch.nn.Module, call: CallTensors, hint: int) -> None:
+    def __init__(self, model: torch.nn.Module, call: CallTensors, hint: int, shapes: Mapping[str, torch.Tensor]) -> None:
         self.model = model
+        self.shapes = shapes
         self.call = call
         self.provenance = Provenance(model)
         self.fakes = _Fakes(self.provenance, hint)
@@ -164,7 +175,8 @@ class _Tracer:
 
     def run(self) -> TracedModel:
         tensors = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.Tensor)]
-        stand_ins = [self.fakes.parameter(t) for t in (*self.parameters.values(), *self.buffers.values())]
+        state = {**self.parameters, **self.buffers}
+        stand_ins = [self.fakes.parameter(t, self.shapes.get(name)) for name, t in state.items()]
         inputs = [self.fakes.input(t, i.time_dim) for t, i in zip(tensors, self.call.inputs, strict=True)]
         graph = self._traced([*stand_ins, *inputs])
         _lift_constants(graph, self.fakes.mode)

@@ -57,11 +57,13 @@ def run_capture(
     variant: Variant = EXACT,
     gradients: bool = True,
     states: bool = False,
+    shapes: Mapping[str, torch.Tensor] | None = None,
 ) -> Captured:
     """Capture a call of a model. Raises CaptureError; the model is left as it was.
 
     hint: the length at which branches on the length are decided; None for a long one. variant: which gradient is wanted.
-    gradients: whether anything may want one; states: whether given initial states do.
+    gradients: whether anything may want one; states: whether given initial states do. shapes: meta
+    tensors like the parameters and buffers, by name, of which the whole isn't here.
     """
     note = observe or _observe
     started = time.perf_counter()
@@ -72,7 +74,7 @@ def run_capture(
         started = time.perf_counter()
 
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # not those of a checkpoint around the call
-        traced = capture(model, args, kwargs, hint)
+        traced = capture(model, args, kwargs, hint, shapes)
         done("capture", traced.graph.graph)
         wanted = trainable(model, traced, args, kwargs) if gradients else Trainable(frozenset(), frozenset())
         stack = shard(traced, replace(wanted, states=states), variant)

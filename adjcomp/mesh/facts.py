@@ -22,6 +22,7 @@ def call_facts(model: torch.nn.Module, call: CallTensors, captured: Captured, sa
     lines += [f"buffer {name}: {_kind(b)}" for name, b in model.named_buffers()]
     lines += [f"layer {layer.name}: tile {layer.template}" for layer in captured.stack.layers]
     lines += [f"tile {i}: {_digest(template.key)}" for i, template in enumerate(captured.stack.templates)]
+    lines.append(f"gradients {'enabled' if torch.is_grad_enabled() else 'disabled'}")
     lines.append(f"gradient: {captured.stack.variant}")
     lines.append(f"saved plan: {'none' if saved is None else _digest(saved.to_json())}")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -21,6 +21,16 @@ def layers_of(executable: Executable, device: int) -> frozenset[int]:
                 case Loss() | HeadVjp():
                     found.add(head)
     return frozenset(found)
+
+
+def layers_by_rank(executable: Executable, ranks: Sequence[int]) -> str:
+    """Which rank has which layers, in words."""
+    parts = []
+    for device, rank in enumerate(ranks):
+        own = sorted(layers_of(executable, device))
+        names = [executable.stack.layers[k].name for k in own]
+        parts.append(f"rank {rank} has {' to '.join(dict.fromkeys((names[0], names[-1]))) if names else 'no layers'}")
+    return ", ".join(parts)
 
 
 def needed_names(executable: Executable, device: int) -> frozenset[str]:

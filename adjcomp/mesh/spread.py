@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,8 @@ from adjcomp.ir.plan import Plan
 from adjcomp.ir.transfers import Sum
 from adjcomp.mesh.agreement import agreed
 from adjcomp.mesh.dimensions import Layout, read_mesh
-from adjcomp.mesh.ownership import let_go, needed_names
+from adjcomp.mesh.elsewhere import send_away
+from adjcomp.mesh.ownership import layers_by_rank, let_go, needed_names
 from adjcomp.mesh.planning import share_plan
 from adjcomp.options import Options
 from adjcomp.runtime.memory import StorageTracker
@@ -26,6 +28,10 @@ from adjcomp.runtime.mesh.part import Part
 from adjcomp.runtime.mesh.watch import Watch
 
 T = TypeVar("T")
+WHAT_TO_DO = (
+    "Under a mesh of layers, steps and losses run through the compiled model. For a plain forward, generation or a copy, save "
+    "adjcomp.distributed.local_state() of every rank with torch.distributed.checkpoint and load that into a whole model"
+)
 _JOINED = itertools.count()  # compiled models on meshes in this process; equal on all ranks, as compile() is called by all
 
 
@@ -33,12 +39,14 @@ _JOINED = itertools.count()  # compiled models on meshes in this process; equal 
 class Spread:
     """A compiled model's place among the ranks of a mesh.
 
-    foreign: parameters and buffers that other ranks have; empty until a plan by layers has run.
+    foreign: parameters and buffers that other ranks have; empty until a plan by layers has run. shapes: meta tensors of their
+        size and layout, by name.
     """
 
     layout: Layout
     link: Link
     foreign: frozenset[str] = frozenset()
+    shapes: dict[str, torch.Tensor] = field(default_factory=dict)
     homes: tuple[frozenset[str], ...] | None = None  # by device: names that are there; None before the first step
     _parts: dict[int, Part] = field(default_factory=dict)
 
@@ -75,13 +83,35 @@ class Spread:
         needs = tuple(everything if replicated else needed_names(executable, device) for device in devices)
         if self.homes is None:
             self.homes, self.foreign = needs, frozenset(everything - needs[self.place])
-            let_go(state[name] for name in sorted(self.foreign))
+            self._part_with(executable, {name: state[name] for name in sorted(self.foreign)})
         for rank, needed, home in zip(self.layout.ranks, needs, self.homes, strict=True):
             if missing := sorted(needed - home):
                 raise ValueError(
                     f"the plan of this shape needs {missing[0]} on rank {rank}, but the first plan has put it on another: layers "
                     "stay where they are. Compile the model anew for this shape, or call with the longest shape first"
                 )
+
+    def _part_with(self, executable: Executable, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Free the memory of tensors that other ranks have, and let them say so."""
+        assert self.homes is not None
+        for name, tensor in tensors.items():
+            self.shapes[name] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        let_go(tensors.values())
+        layers = layers_by_rank(executable, self.layout.ranks)
+        for name, tensor in tensors.items():
+            owners = [str(rank) for rank, home in zip(self.layout.ranks, self.homes, strict=True) if name in home]
+            where = f"on rank {' and '.join(owners)}" if owners else "on no rank"
+            send_away(tensor, f"{name} is {where}, not on rank {self.link.watch.own}: {layers}. {WHAT_TO_DO}")
+
+    def check_whole(self, model: torch.nn.Module) -> None:
+        """RuntimeError where parameters of the model are on other ranks: its plain forward can't run."""
+        state: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if self.foreign:
+            raise RuntimeError(state[min(self.foreign)].elsewhere)
+
+    def reading(self) -> AbstractContextManager[object]:
+        """While it lasts, stand-ins of parameters elsewhere are tensors as any: shapes are read of them, and nothing computed."""
+        return torch._C.DisableTorchFunctionSubclass() if self.foreign else nullcontext()
 
     def local(self, names: Iterable[str]) -> list[str]:
         """Those of some parameters and buffers that are here."""
