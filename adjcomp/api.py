@@ -14,7 +14,7 @@ from adjcomp.mesh.spread import join
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
 from adjcomp.session import Session
-from adjcomp.variants import make_variant, warn_once
+from adjcomp.variants import check_streams, make_variant, warn_once
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,7 +54,7 @@ def compile(
 
     Raises:
         ValueError, TypeError: a budget of another form or above the device's size, a chunk below 1, another coupling, a
-            window below 1 or one that is no integer.
+            window below 1 or one that is no integer, several streams for exact gradients.
         RankError: with a mesh, here and at any later call, when another rank fails or disagrees.
         CaptureError, BudgetError: at the first call, when the model cannot be captured or no plan fits.
     """
@@ -69,6 +69,7 @@ def compile(
     variant = make_variant(coupling, adjoint_window)
     warn_once(variant)
     chosen = options or Options()
+    check_streams(chosen, variant)
     spread = None if mesh is None else join(mesh, chosen, device)
     return make_view(Session(model, mem_budget, chunk, chosen, optimizer, plan, variant, spread))
 

@@ -23,7 +23,7 @@ from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine
 from adjcomp.session import Session, made_side_bytes
 from adjcomp.units import format_bytes, parse_bytes
-from adjcomp.variants import make_variant
+from adjcomp.variants import check_streams, make_variant
 
 Example = tuple[Any, ...] | dict[str, Any]
 FRONTIER_POINTS = 8
@@ -64,6 +64,7 @@ def plan(
     target = parse_machine(machine)
     budget = _budget(mem_budget, target)
     variant = make_variant(coupling, adjoint_window)
+    check_streams(options or Options(), variant)
     return plan_on_machine(
         _request(model, budget, batch_size, seq_len, target, optimizer, chunk, example_inputs, options, variant)
     )

@@ -18,6 +18,8 @@ class Options:
         solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that
             equal input gives equal plans); None for the default, 0 for the constructive plan alone.
         collective_timeout_seconds: how long a rank waits for another before it raises.
+        streams: on one device, VJPs that don't wait for each other (those of one chunk under coupling="residual") run on up to so
+            many of its streams side by side, where the budget has room for it.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
@@ -26,6 +28,7 @@ class Options:
     solver_time_limit_seconds: float | None = None
     collective_timeout_seconds: float = 600.0
     adjoint_norms: bool = False
+    streams: int = 1
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -34,6 +37,10 @@ class Options:
             raise TypeError(f"deterministic must be True or False, not {self.deterministic!r}")
         if not isinstance(self.adjoint_norms, bool):
             raise TypeError(f"adjoint_norms must be True or False, not {self.adjoint_norms!r}")
+        if isinstance(self.streams, bool) or not isinstance(self.streams, int):
+            raise TypeError(f"streams must be a number of streams, not {self.streams!r}")
+        if self.streams < 1:
+            raise ValueError(f"streams must be at least 1, not {self.streams}")
         if self.solver_time_limit_seconds is not None:
             _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
         _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)

@@ -18,6 +18,7 @@ from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.machine import Device, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
+from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.forward_only import forward_plan
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
@@ -60,6 +61,7 @@ def make_executable(request: PlanRequest) -> Executable:
         else:
             other = plan
         best = _with_bound(best, other)
+    best = side_by_side(best, request.options.streams)
     last = best_model.last_length(best.chunk)
     return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
 
@@ -139,7 +141,7 @@ def plan_on_machine(request: OfflineRequest) -> Plan:
         if best is not None and policy is KeepPolicy.FULL and not any(isinstance(action, Recompute) for action in best.actions):
             break
     assert best is not None
-    return best
+    return side_by_side(best, request.options.streams)
 
 
 def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:

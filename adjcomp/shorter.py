@@ -16,6 +16,7 @@ from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import Plan
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.emit import emit
+from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.schedule.search import build_plan
 from adjcomp.planning import PlanRequest, own_device
@@ -43,6 +44,7 @@ def shortened(request: PlanRequest, longer: Executable) -> Executable | None:
     plan = build_plan(costs, emit(costs, modes), request.budget_bytes, request.device)
     if max(plan.peak_bytes.values()) > request.budget_bytes:
         return None
+    plan = side_by_side(plan, request.options.streams)
     return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from adjcomp.errors import CaptureError
 from adjcomp.ir.variant import Coupling, Variant
+from adjcomp.options import Options
 
 _WARNED: set[Variant] = set()
 
@@ -32,6 +33,14 @@ def make_variant(coupling: object, adjoint_window: object) -> Variant:
     if adjoint_window < 1:
         raise ValueError(f"adjoint_window must be at least 1 step, or None for all, not {adjoint_window}")
     return Variant(Coupling(str(coupling)), adjoint_window)
+
+
+def check_streams(options: Options, variant: Variant) -> None:
+    """ValueError where streams side by side are asked for and the gradient leaves nothing to run on them."""
+    if options.streams > 1 and variant.coupling is Coupling.EXACT:
+        raise ValueError(
+            f"streams={options.streams} needs coupling='residual': exact, each layer's VJP waits for the one above it"
+        )
 
 
 def check_linear(model: torch.nn.Module, variant: Variant) -> None:

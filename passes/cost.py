@@ -126,6 +126,7 @@ class CostModel:
             coupling=self.stack.variant.coupling.value,
             adjoint_window=self.stack.variant.adjoint_window,
             shares_cotangent=self._shares_cotangent(),
+            shared_sides=self._shared_sides(),
         )
 
     def _table(self, length: int) -> tuple[TileCost, ...]:
@@ -180,6 +181,16 @@ class CostModel:
         splits = [self.splits[layer.template] for layer in self.stack.layers[max(bottom + 1, 1) : -1]]
         residual = self.stack.variant.coupling is Coupling.RESIDUAL
         return residual and all(split is not None and split.joint.hands_cotangent_on for split in splits)
+
+    def _shared_sides(self) -> tuple[tuple[int, ...], ...]:
+        """For each side input whose gradient several layers add to: those layers."""
+        users: dict[int, dict[int, None]] = {}
+        for k, layer in enumerate(self.stack.layers):
+            split, template = self.splits[layer.template], self.stack.templates[layer.template]
+            for i in split.joint.gradients if split is not None else ():
+                if template.inputs[i].kind is InputKind.SIDE:
+                    users.setdefault(layer.sides[template.inputs[i].index], {})[k] = None
+        return tuple(sorted({tuple(layers) for layers in users.values() if len(layers) > 1}))
 
     def _adjoint_values(self, index: int, outputs: list[tuple[OutputKind, bool, Any]]) -> list[Any]:
         """What travels backward in time: cotangents of states, or, under a window, what the window needs of later steps."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
@@ -99,7 +100,7 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.tile(costs.head, chunk).adjoint_workspace_bytes
         case Publish(layer=layer):
             return costs.publish_bytes[layer]
-        case Free() | Send() | Sum() | SumTied():
+        case Free() | Fork() | Join() | Send() | Sum() | SumTied():
             return 0
         case Start() | Turn() | Receive():
             return sum(value_bytes(costs, value) for value in action.writes(costs))

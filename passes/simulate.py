@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action, Turn
 from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
 from adjcomp.ir.plan import Share, total
 from adjcomp.ir.values import Kind
+from adjcomp.passes.lanes import Lanes
 from adjcomp.passes.recipes import Recipes
 
 
@@ -43,17 +45,27 @@ def _device_peak(recipes: Recipes, share: Share, actions: Sequence[Action], seco
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
     fixed, held, peak, turned = total(share.resident_bytes), 0, 0, False
     best: tuple[dict[Kind, int], bool, int] = (dict(live), False, 0)
+    lanes: Lanes | None = None  # between a Fork and its Join
+    at_fork: tuple[int, dict[Kind, int]] = (0, {})
     for action in actions:
         if type(action) is Turn:
             turned, fixed = True, fixed + total(share.turn_bytes)
+        elif type(action) is Fork:
+            lanes, at_fork = Lanes(recipes), (held, dict(live))
+        elif type(action) is Join:
+            lanes = None
         recipe, _ = recipes.of(action)
         change = recipe.made_bytes
         gone = [(value[0], recipes.size(value)) for value in action.frees]
         for _, size in gone:
             change -= size
-        extra = recipe.workspace if recipe.workspace > change else change
-        if fixed + held + extra > peak:
-            peak, best = fixed + held + extra, (dict(live), turned, extra)
+        if lanes is None:
+            base, extra, below = held, recipe.workspace if recipe.workspace > change else change, live
+        else:
+            lanes.add(action)
+            (base, below), extra = at_fork, lanes.extra_bytes
+        if fixed + base + extra > peak:
+            peak, best = fixed + base + extra, (dict(below), turned, extra)
         for kind, size in recipe.made:
             live[kind] += size
         for kind, size in gone:

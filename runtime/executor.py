@@ -14,6 +14,7 @@ import torch
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.executable import Executable
+from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.stack import CarryInfo, OutputKind
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import carry, keep, stream
@@ -21,6 +22,7 @@ from adjcomp.runtime.backward import Backward
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
 from adjcomp.runtime.resident import ResidentGuard
+from adjcomp.runtime.streams import streams_of
 from adjcomp.runtime.tiles import Tiles
 from adjcomp.runtime.values import Cotangents, StepGradients, StepInputs, StepOutputs, Tensor
 
@@ -37,6 +39,7 @@ class Step:
         self.tiles = Tiles(executable, inputs, tracker, next(iter(inputs.state.values())).device)
         self.actions = executable.plan.actions if exchange is None else exchange.part.actions
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
+        self.streams = streams_of(self.tiles.device)
         self.outputs = self._new_outputs()
         self.reverse: Backward | None = None
         self.adjoint_norms: Tensor | None = None  # after the backward, where they are wanted
@@ -114,7 +117,12 @@ class Step:
             case HeadVjp(chunk=chunk):
                 self._reverse().vjp(self.executable.plan.costs.head, chunk)
             case Adjoint(layer=layer, chunk=chunk):
-                self._reverse().vjp(layer, chunk)
+                with self.streams.on(action.stream):
+                    self._reverse().vjp(layer, chunk)
+            case Fork():
+                self.streams.fork(self.tiles.values)
+            case Join():
+                self.streams.join()
             case Publish() | Free():
                 pass  # gradients leave together, as the result of the bridge to autograd
             case Send() | Receive() | Sum() | SumTied():

@@ -69,6 +69,7 @@ class StackCosts:
     coupling: str = "exact"  # "residual": layer inputs are constants of the backward, an approximation
     adjoint_window: int | None = None  # steps that an output's adjoint reaches back; None: all, as backpropagation does
     shares_cotangent: bool = False  # residual coupling: every layer's VJP reads g[K,c], the one that the head makes
+    shared_sides: tuple[tuple[int, ...], ...] = ()  # sets of layers that add to the gradient of one side input
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

@@ -10,6 +10,10 @@ from adjcomp.ir.costs import StackCosts, TileCost
 from adjcomp.ir.values import Kind
 
 
+class BrokenRule(Exception):
+    """An action can't run; the text says why."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """What one kind of action does on one layer, with chunks relative to its own."""

@@ -111,4 +111,6 @@ def _costs(data: dict[str, Any]) -> StackCosts:
     """The cost tables of a saved plan."""
     tables = {key: tuple(TileCost(**row) for row in data[key]) for key in ("layers", "last_layers")}
     ties = tuple(Tie(tuple(tie["layers"]), tie["gradient_bytes"]) for tie in data["ties"])
-    return StackCosts(**{**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties})
+    sides = tuple(tuple(layers) for layers in data["shared_sides"])
+    found = {**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties, "shared_sides": sides}
+    return StackCosts(**found)

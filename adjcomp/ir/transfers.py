@@ -25,6 +25,7 @@ from adjcomp.ir.actions import (
     Turn,
 )
 from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.values import Value
 
 
@@ -101,5 +102,6 @@ class SumTied(Action):
         return 0.0
 
 
-_SET = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish, Send, Receive, Sum, SumTied)
+_TILES = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish)
+_SET = (*_TILES, Fork, Join, Send, Receive, Sum, SumTied)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

@@ -11,7 +11,8 @@ import math
 from adjcomp.errors import VerifyError
 from adjcomp.ir.actions import Action, own_fields
 from adjcomp.ir.plan import Plan
-from adjcomp.ir.replay import BrokenRule, Replay
+from adjcomp.ir.replay import Replay
+from adjcomp.ir.rules import BrokenRule
 
 NEIGHBOURS = 3  # actions shown on each side of the failing one
 

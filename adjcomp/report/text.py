@@ -10,6 +10,7 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.report.places import placement_lines
+from adjcomp.report.streams import stream_lines
 from adjcomp.units import format_bytes, format_seconds
 
 WIDTH = 100
@@ -62,6 +63,7 @@ def _summary(plan: Plan) -> list[str]:
         f"  step     {format_seconds(plan.seconds)} predicted, at least {format_seconds(plan.lower_bound_seconds)} for any plan",
         f"  gap      {100 * plan.gap:.2f} % ({plan.status.value})",
         *_approximation(costs),
+        *stream_lines(plan),
     ]
 
 

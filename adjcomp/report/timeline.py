@@ -12,7 +12,8 @@ from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss,
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.kinds import KIND_NAMES
 from adjcomp.ir.plan import Plan
-from adjcomp.ir.replay import BrokenRule, Replay
+from adjcomp.ir.replay import Replay
+from adjcomp.ir.rules import BrokenRule
 from adjcomp.ir.transfers import Sum
 
 FIXED, WORKSPACE = "model, inputs, gradients", "workspace"
@@ -55,7 +56,8 @@ def timelines(plan: Plan) -> tuple[list[Moment], ...]:
         except BrokenRule as broken:
             raise VerifyError(f"this plan can't run: {broken}; plan.verify() shows where") from None
         sizes[0] = machine.fixed[device]
-        sizes[-1] = max(_workspace(plan.costs, action), machine.bytes[device] - before)
+        beside = machine.section.extra_bytes if machine.section is not None else 0
+        sizes[-1] = max(_workspace(plan.costs, action), machine.bytes[device] - before, beside)
         seconds = action.seconds(plan.costs) / plan.shares[device].speed
         ends[device] = ends[device] + seconds if machine.clock is None else machine.clock.free[device]
         found[device].append(Moment(action, ends[device] - seconds, seconds, tuple(sizes)))

@@ -33,6 +33,10 @@ def jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
         for model in SMALL if tiny else MODELS:
             name = f"{model.name} T={length}"
             yield Job("steps", name, partial(_step, name, model, length, device))
+    model, length = (SMALL[0], 64) if tiny else (MODELS[0], LENGTHS[0])
+    for streams in (1, 4):
+        name = f"{model.name} T={length}, residual coupling, {streams} stream{'s' if streams > 1 else ''}"
+        yield Job("steps", name, partial(_step, name, model, length, device, streams))
 
 
 def _build(model: Model, device: torch.device) -> torch.nn.Module:
@@ -53,9 +57,14 @@ def _budget(device: torch.device) -> int:
     return int(BUDGET_SHARE * free)
 
 
-def _step(name: str, model: Model, length: int, device: torch.device) -> Row:
+def _step(name: str, model: Model, length: int, device: torch.device, streams: int | None = None) -> Row:
+    """A step with exact gradients or, where streams are given, in the residual form on so many."""
     module = _build(model, device)
-    compiled = adjcomp.compile(module, mem_budget=_budget(device))
+    if streams is None:
+        compiled = adjcomp.compile(module, mem_budget=_budget(device))
+    else:
+        options = adjcomp.Options(streams=streams)
+        compiled = adjcomp.compile(module, mem_budget=_budget(device), coupling="residual", options=options)
     ids = torch.randint(0, model.vocabulary, (1, length), device=device)
     start = time.perf_counter()
     for _ in range(2):  # the first call traces, compiles and plans

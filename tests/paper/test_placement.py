@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::adjcomp.variants.ApproximationW
 LAYERS = 4
 
 
-def make_plan(coupling: str, devices: int = 1, budget: int | None = None) -> Plan:
+def make_plan(coupling: str, devices: int = 1, budget: int | None = None, streams: int = 1) -> Plan:
     torch.manual_seed(0)
     blocks = [generated.GeneratedBlock(generated.BlockSpec("diagonal"), 4) for _ in range(LAYERS)]
     model: nn.Module = fidelity.Residual(blocks, 4)
@@ -33,7 +33,7 @@ def make_plan(coupling: str, devices: int = 1, budget: int | None = None) -> Pla
         machine="a100-40gb" if devices == 1 else f"a100-40gb:{devices}",
         chunk=8,
         coupling=coupling,
-        options=adjcomp.Options(placement="layers" if devices > 1 else None, solver_time_limit_seconds=0.0),
+        options=adjcomp.Options(placement="layers" if devices > 1 else None, solver_time_limit_seconds=0.0, streams=streams),
     )
 
 
@@ -67,3 +67,45 @@ def test_devices_hand_only_the_streams_cotangent_on() -> None:
     assert sent == {LAYERS}
     assert any(isinstance(a, Send) and a.value.kind is Kind.COTANGENT and a.value.layer < LAYERS for a in exact.actions)
     assert residual.seconds <= exact.seconds
+
+
+def test_vjps_of_one_chunk_run_on_streams_side_by_side() -> None:
+    """Given residual coupling and streams, then a chunk's VJPs are spread over them as the budget allows."""
+    one = make_plan("residual")
+    plan = make_plan("residual", streams=3)
+    plan.verify()
+    assert {a.stream for a in plan.actions if isinstance(a, Adjoint)} == {0, 1, 2}
+    assert plan.seconds == one.seconds
+    assert "streams  up to 3 side by side" in str(plan)
+    tight = make_plan("residual", budget=max(one.peak_bytes.values()), streams=3)
+    tight.verify()
+    assert max(tight.peak_bytes.values()) <= max(one.peak_bytes.values())
+
+
+@pytest.mark.parametrize("budget", [None, "20KiB"])
+def test_streams_change_no_gradient(budget: str | None) -> None:
+    """Given a step on several streams, then its gradients are those on one, bit for bit."""
+    torch.manual_seed(0)
+    blocks = [generated.GeneratedBlock(generated.BlockSpec("diagonal"), 4) for _ in range(LAYERS)]
+    model: nn.Module = fidelity.Residual(blocks, 4)
+    ids = torch.randint(0, 4, (1, 30))
+    found = []
+    for streams in (1, 3):
+        options = adjcomp.Options(streams=streams)
+        compiled = adjcomp.compile(model, budget, chunk=8, coupling="residual", options=options)
+        model.zero_grad()
+        compiled(ids).square().sum().backward()
+        compiled.plan.verify()
+        assert any(a.stream for a in compiled.plan.actions) is (streams > 1)
+        assert compiled.stats.measured_peak_bytes <= compiled.stats.budget_bytes
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_streams_need_the_residual_form() -> None:
+    with pytest.raises(ValueError, match="streams=2 needs coupling='residual'"):
+        make_plan("exact", streams=2)
+    with pytest.raises(ValueError, match="streams must be at least 1"):
+        adjcomp.Options(streams=0)
+    with pytest.raises(TypeError, match="streams must be a number"):
+        adjcomp.Options(streams="two")  # type: ignore[arg-type]

@@ -309,6 +309,8 @@ def _closing() -> str:
   decay one. Convolutions are not cut. A window at least as long as the sequence is the full method and planned as such.
 - A chunk shorter than the window reads the window's steps for each chunk, so its time is O(T · T̄ / chunk); chunks of at least the
   window, which the planner prefers where they fit, cost O(T).
+- Under `coupling="residual"` the VJPs of a chunk's layers are independent: `Options(streams=4)` runs them side by side on one device's
+  streams, as far as the budget has room for their workspaces; a plan on several devices by layers sends no cotangent but dl/dy_K.
 - Gradients of a returned final state can't be cut to a window and are refused.
 - Both are part of what a plan is: the printed plan says that its gradient is an approximation, a saved plan doesn't run where another
   gradient is asked for, `compile` warns once, and `adjcomp.check_gradients(model, inputs, adjoint_window=…, coupling=…)` measures the
