@@ -60,7 +60,8 @@ def _plain(model: nn.Module, run: Any) -> tuple[float, dict[str, torch.Tensor]]:
     return loss.item(), grads
 
 
-def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+def distance_of(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The worst |g - g_wanted| / (|g_wanted| + 1e-3 |all g_wanted|)."""
     whole = 1e-3 * sum(g.norm().item() ** 2 for g in wanted.values()) ** 0.5
     return max(((g - wanted[n]).norm().item() / (wanted[n].norm().item() + whole) for n, g in found.items()), default=0.0)
 
@@ -83,7 +84,7 @@ def _compare(case: Case) -> Row:
     live = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in compiled.parameters()}
     stats = compiled.stats
     return Row(
-        _distance(found, wanted),
+        distance_of(found, wanted),
         tuple(found),
         tuple(wanted),
         loss.item(),
@@ -92,12 +93,13 @@ def _compare(case: Case) -> Row:
         stats.predicted_peak_bytes,
         stats.budget_bytes,
         sum(live.values()),
-        (stats.sent_bytes, _planned_sends(compiled.plan, dist.get_rank())),
+        (stats.sent_bytes, planned_sends(compiled.plan, dist.get_rank())),
         (stats.summed_bytes, _planned_sums(compiled.plan, dist.get_rank())),
     )
 
 
-def _planned_sends(plan: adjcomp.Plan, device: int) -> int:
+def planned_sends(plan: adjcomp.Plan, device: int) -> int:
+    """Bytes that a device hands to others by its plan."""
     own = [action.value for action in plan.actions if isinstance(action, Send) and action.device == device]
     return sum(value_bytes(plan.costs, value) for value in own)
 
@@ -121,7 +123,7 @@ def replicated(rank: int, dimension: str) -> tuple[float, float]:
     loss = runs[mine](compiled)
     loss.backward()
     found = {name: p.grad for name, p in compiled.named_parameters() if p.grad is not None}
-    return _distance(found, wanted), abs(loss.item() - plain[mine][0])
+    return distance_of(found, wanted), abs(loss.item() - plain[mine][0])
 
 
 def mismatched(rank: int) -> list[str]:
