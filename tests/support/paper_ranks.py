@@ -39,8 +39,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Found:
-    """What a rank found. distance: as `mesh_work.Row` has it. returned: layers whose g this rank handed to others; adjoints: bytes
-    of adjoint states that it handed on.
+    """What a rank found. distance: as `mesh_work.Row` has it. returned: layers whose g this rank handed to others. adjoints:
+    bytes of adjoint states that it handed on.
     """
 
     distance: float
