@@ -39,15 +39,19 @@ def done_ticket(what: str) -> Ticket:
 
 
 class Waiter:
-    """A thread that waits for works in the order they are given."""
+    """A thread that waits for works in the order they are given.
+
+    A work holds the tensors that it moves: it is let go of before anybody hears that it is done, so that they are gone when the
+    plan says so.
+    """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Sequence[Any], Ticket] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[list[Any], Ticket] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def add(self, works: Sequence[Any], ticket: Ticket) -> None:
-        """Mark `ticket` as done when all `works` are."""
+    def add(self, works: list[Any], ticket: Ticket) -> None:
+        """Mark `ticket` as done when all `works` are, which this takes over."""
         self._jobs.put((works, ticket))
 
     def close(self) -> None:
@@ -60,11 +64,13 @@ class Waiter:
         while (job := self._jobs.get()) is not None:
             works, ticket = job
             try:
-                for work in works:
-                    work.wait(LONG)
+                while works:
+                    works.pop(0).wait(LONG)
             except RuntimeError as error:
+                works.clear()
                 ticket.error = error
             ticket.done.set()
+            del job, works, ticket
 
 
 def wait_for(ticket: Ticket, watch: Watch) -> None:
