@@ -20,6 +20,10 @@ class Options:
         collective_timeout_seconds: how long a rank waits for another before it raises.
         streams: on one device, VJPs that don't wait for each other (those of one chunk under coupling="residual") run on up to so
             many of its streams side by side, where the budget has room for it.
+        cuda_graphs: whether tiles of residual layers are recorded as CUDA graphs and replayed, one launch instead of one for each
+            kernel. None: those that take longer to launch than to run, where the memory that it takes is a small part of the
+            budget. True: all. False: none. Under a mesh, with several streams,
+            and on a CPU, none are.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
@@ -29,6 +33,7 @@ class Options:
     collective_timeout_seconds: float = 600.0
     adjoint_norms: bool = False
     streams: int = 1
+    cuda_graphs: bool | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -41,6 +46,8 @@ class Options:
             raise TypeError(f"streams must be a number of streams, not {self.streams!r}")
         if self.streams < 1:
             raise ValueError(f"streams must be at least 1, not {self.streams}")
+        if not (self.cuda_graphs is None or isinstance(self.cuda_graphs, bool)):
+            raise TypeError(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
         if self.solver_time_limit_seconds is not None:
             _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
         _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)

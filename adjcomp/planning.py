@@ -14,6 +14,7 @@ from adjcomp.ir.actions import Recompute
 from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.recording import RESIDENT_KIND, RecordingPolicy
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.machine import Device, Machine, known_profiles, profile_device
 from adjcomp.options import Options
@@ -24,7 +25,9 @@ from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import solve
 from adjcomp.residents import layer_residency
+from adjcomp.runtime.cuda_graphs import LIBRARY_BYTES, can_record
 
+RECORDINGS_SHARE = 0.05  # of a budget that recordings may take where nobody asked for them
 CALIBRATE_FROM_SECONDS = 0.5  # shorter steps are planned by the analytic model: timing tiles would take longer than it could win
 
 
@@ -41,6 +44,7 @@ class PlanRequest:
     device: str  # name of the device in the plan
     options: Options
     saved: Plan | None = None  # a plan to run instead of making one
+    recording: RecordingPolicy | None = None  # `make_executable` chooses it by the options
 
 
 def make_executable(request: PlanRequest) -> Executable:
@@ -49,8 +53,29 @@ def make_executable(request: PlanRequest) -> Executable:
     Tiles that keep everything their VJP reads make the fastest plan where all of it fits; else the lean form is planned as well,
     and the faster of the two plans is taken. The lower bound speaks of both.
     """
+    recording = recording_policy(request.options, request.held)
     if request.saved is not None:
-        return _saved_executable(request, request.saved)
+        return _saved_executable(request, request.saved, recording)
+    if recording is None or not recording.only_worth:
+        return _planned(replace(request, recording=recording))
+    try:
+        made = _planned(replace(request, recording=recording))
+    except BudgetError:
+        return _planned(request)
+    fits = made.plan.costs.resident_bytes.get(RESIDENT_KIND, 0) <= RECORDINGS_SHARE * request.budget_bytes
+    return made if fits else _planned(request)
+
+
+def recording_policy(options: Options, held: Held) -> RecordingPolicy | None:
+    """What is recorded where the options leave it open, or ask for it; None on a device that can't, or where it isn't wanted."""
+    device = next(iter(held.parameters.values())).device
+    if options.cuda_graphs is False or options.streams > 1 or not can_record(device):
+        return None
+    return RecordingPolicy(options.cuda_graphs is None, LIBRARY_BYTES if device.type == "cuda" else 0)
+
+
+def _planned(request: PlanRequest) -> Executable:
+    """The faster of the plans with full and with lean tiles."""
     full = _cost_model(request, KeepPolicy.FULL, own_device(request.held))
     best_model, best = full, _solve_or_none(request, full)
     if best is None or any(isinstance(action, Recompute) for action in best.actions):
@@ -63,7 +88,8 @@ def make_executable(request: PlanRequest) -> Executable:
         best = _with_bound(best, other)
     best = side_by_side(best, request.options.streams)
     last = best_model.last_length(best.chunk)
-    return Executable(request.captured.stack, best, best_model.programs(best.chunk), best_model.programs(last))
+    programs = best_model.programs(best.chunk), best_model.programs(last)
+    return Executable(request.captured.stack, best, *programs, best_model.recorded(best.chunk))
 
 
 def make_evaluation(request: PlanRequest) -> Executable:
@@ -76,7 +102,7 @@ def make_evaluation(request: PlanRequest) -> Executable:
     return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
 
 
-def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
+def _saved_executable(request: PlanRequest, plan: Plan, recording: RecordingPolicy | None) -> Executable:
     """A saved plan on this model, after checking that it is a plan for it: same length, same tiles, same bytes."""
     if plan.costs.seq_len != request.seq_len:
         raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens and the call has {request.seq_len}: plan again")
@@ -84,7 +110,8 @@ def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
     policy = KeepPolicy(plan.costs.keeps)
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
-    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(own_device(request.held)), policy)
+    rates = device_rates(own_device(request.held))
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording)
     expected = model(plan.chunk)
     for table, saved_table in ((expected.layers, plan.costs.layers), (expected.last_layers, plan.costs.last_layers)):
         if len(table) != len(saved_table):
@@ -94,8 +121,11 @@ def _saved_executable(request: PlanRequest, plan: Plan) -> Executable:
                 raise ValueError(
                     f"the saved plan doesn't fit the model: tiles of {tile.name} differ in bytes or in what they read"
                 )
-    last = model.last_length(plan.chunk)
-    return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(last))
+    programs = model.programs(plan.chunk), model.programs(model.last_length(plan.chunk))
+    counted = plan.costs.resident_bytes.get(RESIDENT_KIND, 0)
+    recorded = model.recorded(plan.chunk)
+    recorded = recorded if recorded is not None and recorded.total_bytes <= counted else None
+    return Executable(request.captured.stack, plan, *programs, recorded)
 
 
 def _check_variant(plan: Plan, variant: Variant) -> None:
@@ -203,7 +233,8 @@ def own_device(held: Held) -> Device:
 def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> CostModel:
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
-    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(device), policy)
+    rates = device_rates(device)
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=request.recording)
     return calibrated(model, {**request.held.parameters, **request.held.buffers}, request.options)
 
 

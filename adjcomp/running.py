@@ -88,6 +88,7 @@ def _run(
         session.spread,
         smaller,
         session.options.adjoint_norms,
+        session.recordings_for(executable),
     )
     results = run_step(request, session.record)
     finals = results[len(stack.sums) + len(stack.outs) :]

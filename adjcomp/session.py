@@ -28,6 +28,8 @@ from adjcomp.passes.chunks import candidate_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_evaluation, make_executable
 from adjcomp.progress import progress
+from adjcomp.runtime.cuda_graphs import recorder_for
+from adjcomp.runtime.recording import Recordings
 from adjcomp.shorter import serves, shortened
 from adjcomp.stepping import Stats
 from adjcomp.variants import check_linear
@@ -63,6 +65,7 @@ class Session:
     pieces: dict[tuple[int, bool], tuple[Captured, Captured]] = field(default_factory=dict)
     scorer: Session | None = None
     ceiling_bytes: int | None = None  # the effective budget since the device ran out of memory
+    recordings: Recordings | None = None
     last_plan: Plan | None = None
     last_stats: Stats | None = None
 
@@ -99,6 +102,13 @@ class Session:
     def _reading(self) -> AbstractContextManager[object]:
         """For what reads shapes of parameters that may be on other ranks."""
         return nullcontext() if self.spread is None else self.spread.reading()
+
+    def recordings_for(self, executable: Executable) -> Recordings | None:
+        """The tiles that this session has recorded; made where an executable counts on recordings for the first time."""
+        if self.recordings is None and executable.recorded is not None:
+            device = next(self.model.parameters()).device
+            self.recordings = Recordings(recorder_for(device), device)
+        return self.recordings
 
     def record(self, stats: Stats) -> None:
         """Keep the figures of a step."""
@@ -199,9 +209,8 @@ class Session:
         if self.ceiling_bytes is not None:
             budget = min(budget, self.ceiling_bytes)
         length, candidates = found.call.seq_len, self._candidates(found.call.seq_len, device)
-        return PlanRequest(
-            found.captured, length, held, side_bytes, budget, candidates, str(device), self.options, self.saved_plan
-        )
+        options = self.options if self.spread is None else replace(self.options, cuda_graphs=False)
+        return PlanRequest(found.captured, length, held, side_bytes, budget, candidates, str(device), options, self.saved_plan)
 
     def _key(self, request: PlanRequest, found: Understood) -> tuple[Any, ...]:
         resident = tuple(sorted(request.held.resident_bytes().items())) if self.spread is None else (found.accumulated,)

@@ -19,7 +19,7 @@ from adjcomp.passes.emit import emit
 from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.schedule.search import build_plan
-from adjcomp.planning import PlanRequest, own_device
+from adjcomp.planning import PlanRequest, own_device, recording_policy
 
 NEAR = 0.75  # of the longer sequence: from there on its plan serves although it recomputes
 
@@ -38,14 +38,17 @@ def shortened(request: PlanRequest, longer: Executable) -> Executable | None:
     policy = KeepPolicy(longer.plan.costs.keeps)
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
-    model = CostModel(request.captured.stack, splits, request.seq_len, outside, device_rates(own_device(request.held)), policy)
+    rates, recording = device_rates(own_device(request.held)), recording_policy(request.options, request.held)
+    known, recording = {longer.plan.chunk: longer.programs}, recording if longer.recorded is not None else None
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, None, recording, known)
     costs = model(longer.plan.chunk)
     modes = column_modes(longer.plan)[-costs.chunk_count :]
     plan = build_plan(costs, emit(costs, modes), request.budget_bytes, request.device)
     if max(plan.peak_bytes.values()) > request.budget_bytes:
         return None
     plan = side_by_side(plan, request.options.streams)
-    return Executable(request.captured.stack, plan, model.programs(plan.chunk), model.programs(model.last_length(plan.chunk)))
+    programs = model.programs(plan.chunk), model.programs(model.last_length(plan.chunk))
+    return Executable(request.captured.stack, plan, *programs, model.recorded(plan.chunk))
 
 
 def column_modes(plan: Plan) -> list[ColumnMode]:

@@ -20,6 +20,7 @@ from adjcomp.optimizers import live_bytes
 from adjcomp.runtime.executor import Step
 from adjcomp.runtime.memory import StorageTracker, distinct_bytes
 from adjcomp.runtime.mesh.link import Traffic
+from adjcomp.runtime.recording import Recordings
 from adjcomp.runtime.values import StepInputs
 
 Tensor = torch.Tensor
@@ -41,6 +42,7 @@ class Stats:
     adjoint_norms: Tensor | None = None
     sent_bytes: int = 0  # values of the plan that this rank has handed to others
     summed_bytes: int = 0  # gradients that it has given to sums over ranks
+    replayed_tiles: int = 0  # runs of tiles' programs that were replays of CUDA graphs
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class StepRequest:
     state: parameters and buffers by name. watched: tensors that must not change before the backward, by the name an error gives
         them.
     tensors: the call's own. sides, initial: from the prologue. smaller: the executable under an effective budget in bytes, for a
-        device that runs out of memory.
+        device that runs out of memory. recordings: tiles recorded by earlier steps.
     """
 
     executable: Executable
@@ -64,6 +66,7 @@ class StepRequest:
     spread: Spread | None
     smaller: Callable[[int], Executable]
     adjoint_norms: bool
+    recordings: Recordings | None
 
 
 def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Tensor, ...]:
@@ -74,10 +77,13 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
     inputs = StepInputs(dict(state), request.sides, request.initial, seed, request.adjoint_norms)
 
     def make(executable: Executable) -> Step:
-        tracker = StorageTracker(held_bytes + live_bytes(request.optimizer))
+        recorded = 0 if executable.recorded is None else executable.recorded.total_bytes
+        tracker = StorageTracker(held_bytes + live_bytes(request.optimizer) + recorded)
+        if request.recordings is not None:
+            request.recordings.begin(executable)
         tracker.track_all(made_by_prologue(request.sides, request.tensors))
         exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker)
-        return Step(executable, inputs, tracker, exchange)
+        return Step(executable, inputs, tracker, exchange, request.recordings)
 
     step = Attempts(executable, make, request.smaller)
     names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]
@@ -129,6 +135,7 @@ def _figures(step: Step, seconds: float) -> Stats:
         adjoint_norms=step.adjoint_norms,
         sent_bytes=traffic.sent,
         summed_bytes=traffic.summed,
+        replayed_tiles=step.tiles.replays,
     )
 
 

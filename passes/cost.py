@@ -9,11 +9,13 @@ from typing import Any
 
 from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.program import Program, TilePrograms, Work
+from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
 from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template
 from adjcomp.ir.variant import Coupling
 from adjcomp.machine import Device
 from adjcomp.passes.joint import KeepPolicy, Split
 from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.recording import recorded_programs
 from adjcomp.passes.sizes import number_of_bytes
 
 
@@ -96,6 +98,7 @@ class CostModel:
     rates: Rates
     policy: KeepPolicy
     times: tuple[TileTimes, ...] | None = None  # measured, by template; None: the analytic model
+    recording: RecordingPolicy | None = None  # None: every kernel is launched by itself
     _programs: dict[int, tuple[TilePrograms, ...]] = field(default_factory=dict)
 
     def programs(self, length: int) -> tuple[TilePrograms, ...]:
@@ -105,20 +108,26 @@ class CostModel:
             self._programs[length] = tuple(tile_programs(template, split, length) for template, split in pairs)
         return self._programs[length]
 
+    def recorded(self, length: int) -> RecordedPrograms | None:
+        """The programs that are recorded at a chunk length; None where there are none."""
+        found = None if self.recording is None else recorded_programs(self, self.recording, length)
+        return found if found is not None and found.programs else None
+
     def last_length(self, chunk: int) -> int:
         """Length of the last chunk."""
         return self.seq_len - (math.ceil(self.seq_len / chunk) - 1) * chunk
 
     def __call__(self, chunk: int) -> StackCosts:
         """The cost tables at chunk length `chunk`."""
-        last = self.last_length(chunk)
+        last, recorded = self.last_length(chunk), self.recorded(chunk)
+        held = {} if recorded is None else {RESIDENT_KIND: recorded.total_bytes}
         return StackCosts(
             seq_len=self.seq_len,
             chunk=chunk,
             chunk_count=math.ceil(self.seq_len / chunk),
             layers=self._table(chunk),
             last_layers=self._table(last),
-            resident_bytes=dict(self.outside.resident_bytes),
+            resident_bytes={**self.outside.resident_bytes, **held},
             turn_bytes=dict(self.outside.turn_bytes),
             publish_bytes=self.outside.publish_bytes,
             keeps=self.policy.value,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from adjcomp.ir.program import TilePrograms
 from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template
 from adjcomp.ir.values import adjoint, cotangent, keep, stream
-from adjcomp.runtime.tiles import Tiles, compiled
+from adjcomp.runtime.recording import Results
+from adjcomp.runtime.tiles import Tiles
 from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepOutputs, Tensor, accumulation_dtype, present
 
 
@@ -90,8 +89,8 @@ class Backward:
         arguments += [present(values[stream(k, chunk)][0]) for _ in programs.reads_outputs]
         arguments += [present(saved) for saved in values.pop(keep(k, chunk))]
         arguments += [self._cotangent(k, chunk, i) for i in programs.cotangents]
-        run = compiled(programs.vjp, self.tiles.device)
-        results = run(arguments, self._accumulators(layer, template, programs, chunk), self.tiles.tracker)
+        gradients = self._accumulators(layer, template, programs, chunk)
+        results = self.tiles.run(k, programs.vjp, arguments, programs.reads, gradients)
         self._store(k, chunk, results, programs)
 
     def _accumulators(self, layer: Layer, template: Template, programs: TilePrograms, chunk: int) -> list[Tensor | None]:
@@ -109,7 +108,7 @@ class Backward:
                 found.append(None)
         return found
 
-    def _store(self, k: int, chunk: int, results: Sequence[Tensor], programs: TilePrograms) -> None:
+    def _store(self, k: int, chunk: int, results: Results, programs: TilePrograms) -> None:
         """Put g[k-1,chunk] and lam[k,chunk-1] where the next VJPs look; at the first chunk, gradients of initial states."""
         layer, template = self.tiles.layer(k)
         wanted = [template.inputs[i] for i in programs.gradients]

@@ -20,6 +20,23 @@ from adjcomp.runtime.rows import add_rows
 Compiled = Callable[[list[torch.Tensor], list[torch.Tensor | None], StorageTracker], tuple[Any, ...]]
 
 
+_COMPILED: dict[tuple[int, str], tuple[Program, Compiled]] = {}  # by identity; the program is held so that its id stays its own
+_MOST_COMPILED = 4096
+
+
+def compiled(program: Program, device: torch.device) -> Compiled:
+    """The function of a program, generated once."""
+    key = (id(program), device.type)
+    known = _COMPILED.get(key)
+    if known is not None:
+        return known[1]
+    if len(_COMPILED) >= _MOST_COMPILED:
+        _COMPILED.clear()
+    made = compile_program(program, device.type)
+    _COMPILED[key] = (program, made)
+    return made
+
+
 def compile_program(program: Program, device_type: str) -> Compiled:
     """Generate and compile the function of a program, for tensors on a type of device."""
     constants: dict[str, Any] = {}

@@ -21,22 +21,30 @@ from adjcomp.ir.values import carry, keep, stream
 from adjcomp.runtime.backward import Backward
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
+from adjcomp.runtime.recording import Recordings, Results
 from adjcomp.runtime.resident import ResidentGuard
 from adjcomp.runtime.streams import streams_of
 from adjcomp.runtime.tiles import Tiles
-from adjcomp.runtime.values import Cotangents, StepGradients, StepInputs, StepOutputs, Tensor
+from adjcomp.runtime.values import Cotangents, StepGradients, StepInputs, StepOutputs, Tensor, present
 
 
 class Step:
-    """One forward and at most one backward of an executable. `exchange`: the way to the other ranks of its plan."""
+    """One forward and at most one backward of an executable. `exchange`: the way to the other ranks of its plan.
+    `recordings`: tiles that earlier steps have recorded.
+    """
 
     def __init__(
-        self, executable: Executable, inputs: StepInputs, tracker: StorageTracker, exchange: Exchange | None = None
+        self,
+        executable: Executable,
+        inputs: StepInputs,
+        tracker: StorageTracker,
+        exchange: Exchange | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         self.executable = executable
         self.tracker = tracker
         self.exchange = exchange
-        self.tiles = Tiles(executable, inputs, tracker, next(iter(inputs.state.values())).device)
+        self.tiles = Tiles(executable, inputs, tracker, next(iter(inputs.state.values())).device, recordings)
         self.actions = executable.plan.actions if exchange is None else exchange.part.actions
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.streams = streams_of(self.tiles.device)
@@ -184,15 +192,15 @@ class Step:
         self._take_stream(layer, chunk, outputs)
         self._take_carries(layer, chunk, outputs)
 
-    def _of_kind(self, layer: int, outputs: Sequence[Tensor], kind: OutputKind) -> list[Tensor]:
+    def _of_kind(self, layer: int, outputs: Results, kind: OutputKind) -> list[Tensor]:
         _, template = self.tiles.layer(layer)
-        return [tensor for entry, tensor in zip(template.outputs, outputs, strict=True) if entry.kind is kind]
+        return [present(tensor) for entry, tensor in zip(template.outputs, outputs, strict=True) if entry.kind is kind]
 
-    def _take_stream(self, layer: int, chunk: int, outputs: Sequence[Tensor]) -> None:
+    def _take_stream(self, layer: int, chunk: int, outputs: Results) -> None:
         for made in self._of_kind(layer, outputs, OutputKind.STREAM):
             self.tiles.values[stream(layer, chunk)] = [made]
 
-    def _take_carries(self, layer: int, chunk: int, outputs: Sequence[Tensor]) -> None:
+    def _take_carries(self, layer: int, chunk: int, outputs: Results) -> None:
         states = self._of_kind(layer, outputs, OutputKind.CARRY)
         if not states:
             return
@@ -202,7 +210,7 @@ class Step:
                 if info.final is not None:
                     self.outputs.finals[info.final] = state
 
-    def _take_results(self, layer: int, chunk: int, outputs: Sequence[Tensor]) -> None:
+    def _take_results(self, layer: int, chunk: int, outputs: Results) -> None:
         stack, bound = self.executable.stack, self.executable.stack.layers[layer]
         for index, share in zip(bound.sums, self._of_kind(layer, outputs, OutputKind.SUM), strict=True):
             self.outputs.sums[index].add_(share)

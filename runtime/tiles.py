@@ -12,26 +12,11 @@ from adjcomp.ir.executable import Executable
 from adjcomp.ir.program import Program
 from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template, TimeAxis
 from adjcomp.ir.values import Value, carry, stream
-from adjcomp.runtime.codegen import Compiled, compile_program
+from adjcomp.runtime.codegen import compiled
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.recording import Call, Recordings, Results
 from adjcomp.runtime.slices import chunk_of, slice_in_place
 from adjcomp.runtime.values import Held, StepInputs, Tensor, mix_seed, present
-
-_COMPILED: dict[tuple[int, str], tuple[Program, Compiled]] = {}  # by identity; the program is held so that its id stays its own
-_MOST_COMPILED = 4096
-
-
-def compiled(program: Program, device: torch.device) -> Compiled:
-    """The function of a program, generated once."""
-    key = (id(program), device.type)
-    known = _COMPILED.get(key)
-    if known is not None:
-        return known[1]
-    if len(_COMPILED) >= _MOST_COMPILED:
-        _COMPILED.clear()
-    made = compile_program(program, device.type)
-    _COMPILED[key] = (program, made)
-    return made
 
 
 @dataclass
@@ -42,7 +27,9 @@ class Tiles:
     inputs: StepInputs
     tracker: StorageTracker
     device: torch.device
+    recordings: Recordings | None = None
     values: dict[Value, Held] = field(default_factory=dict)
+    replays: int = 0  # programs that were replayed from recordings
 
     def layer(self, k: int) -> tuple[Layer, Template]:
         """Layer k and its template."""
@@ -58,13 +45,37 @@ class Tiles:
         """What the placeholders `indices` of tile (k, chunk) get."""
         return [self._argument(k, chunk, i) for i in indices]
 
-    def forward(self, k: int, chunk: int, *, kept: bool) -> tuple[Sequence[Tensor], Held]:
+    def run(
+        self,
+        k: int,
+        program: Program,
+        arguments: list[Tensor],
+        inputs: Sequence[int],
+        gradients: list[Tensor | None],
+        passing: frozenset[int] = frozenset(),
+    ) -> Results:
+        """The results of a program of layer k, which empties `arguments`; recorded and replayed where the plan counts on that.
+
+        inputs: the template's inputs that come first among the arguments. passing: results that the caller reads at once.
+        """
+        if self.recordings is not None and self.recordings.takes(self.executable, program):
+            _, template = self.layer(k)
+            fixed = [template.inputs[i].kind is InputKind.PARAMETER for i in inputs]
+            fixed += [False] * (len(arguments) - len(fixed))
+            made = self.recordings.run(Call(program, k, arguments, fixed, gradients, passing), self.tracker)
+            if made is not None:
+                self.replays += 1
+                return made
+        return compiled(program, self.device)(arguments, gradients, self.tracker)
+
+    def forward(self, k: int, chunk: int, *, kept: bool) -> tuple[Results, Held]:
         """Run a tile: its outputs in the template's order, and what it keeps (nothing unless `kept`)."""
         programs = self.executable.tile(k, chunk)
         program = programs.keeping if kept and programs.keeping is not None else programs.forward
         _, template = self.layer(k)
-        results = compiled(program, self.device)(self.arguments(k, chunk, range(len(template.inputs))), [], self.tracker)
-        count = len(template.outputs)
+        count, inputs = len(template.outputs), range(len(template.inputs))
+        passing = frozenset(i for i, entry in enumerate(template.outputs) if entry.kind in (OutputKind.OUT, OutputKind.SUM))
+        results = self.run(k, program, self.arguments(k, chunk, inputs), inputs, [], passing)
         return results[:count], list(results[count:])
 
     def slice(self, whole: Tensor, axis: TimeAxis, chunk: int) -> Tensor:

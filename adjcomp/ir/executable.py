@@ -6,17 +6,21 @@ from dataclasses import dataclass
 
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.program import TilePrograms
+from adjcomp.ir.recording import RecordedPrograms
 from adjcomp.ir.stack import ResidualStack
 
 
 @dataclass(frozen=True)
 class Executable:
-    """programs, last_programs: by template, for chunks 0 … C - 2 and for the last chunk."""
+    """programs, last_programs: by template, for chunks 0 … C - 2 and for the last chunk. recorded: those that are replayed as one
+    launch; None where the plan counts nothing for that.
+    """
 
     stack: ResidualStack
     plan: Plan
     programs: tuple[TilePrograms, ...]
     last_programs: tuple[TilePrograms, ...]
+    recorded: RecordedPrograms | None = None
 
     def tile(self, layer: int, chunk: int) -> TilePrograms:
         """The programs of tile (layer, chunk)."""

@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Every row that is to be measured, in order."""
     tiny, device = options.preset == "tiny", torch.device(options.device)
-    for section in (correctness.jobs, speed.jobs, speed.graph_jobs, steps.jobs):
+    for section in (correctness.jobs, speed.jobs, speed.graph_jobs, steps.graph_jobs, steps.jobs):
         yield from section(device, tiny)
 
 

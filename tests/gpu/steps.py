@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from rows import Job, Row, wait
+from rows import Job, Row, timed, wait
 
 import adjcomp
 
@@ -37,6 +37,35 @@ def jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
     for streams in (1, 4):
         name = f"{model.name} T={length}, residual coupling, {streams} stream{'s' if streams > 1 else ''}"
         yield Job("steps", name, partial(_step, name, model, length, device, streams))
+
+
+def graph_jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
+    """Whole steps with tiles replayed as CUDA graphs, against every kernel launched by itself."""
+    for model in SMALL if tiny else MODELS[:2]:
+        name = f"{model.name} T={64 if tiny else LENGTHS[0]}, a step"
+        yield Job("graphs", name, partial(_graphs, name, model, 64 if tiny else LENGTHS[0], 16 if tiny else 1024, device))
+
+
+def _graphs(name: str, model: Model, length: int, chunk: int, device: torch.device) -> Row:
+    ids = torch.randint(0, model.vocabulary, (1, length), device=device)
+    seconds, grads, replayed, peak = [], [], 0, 0
+    for wanted in (True, False):
+        torch.manual_seed(0)
+        module = _build(model, device)
+        compiled = adjcomp.compile(module, mem_budget=_budget(device), chunk=chunk, options=adjcomp.Options(cuda_graphs=wanted))
+
+        def step(module: torch.nn.Module = module, compiled: torch.nn.Module = compiled) -> None:
+            module.zero_grad(set_to_none=True)
+            compiled(input_ids=ids, labels=ids).loss.backward()
+
+        seconds.append(timed(step, device, rounds=5))
+        grads.append(torch.cat([p.grad.flatten().double() for p in module.parameters()]))
+        if wanted:
+            replayed, peak = compiled.stats.replayed_tiles, compiled.stats.measured_peak_bytes
+    error = float((grads[0] - grads[1]).norm() / grads[1].norm())
+    note = f"{replayed} replays a step; launches one by one take {seconds[1] / seconds[0]:.2f} x"
+    inside = error <= 1e-3 and (replayed > 0 or device.type != "cuda")
+    return Row("graphs", name, inside, seconds[0], None, seconds[1], peak, error, note)
 
 
 def _build(model: Model, device: torch.device) -> torch.nn.Module:

@@ -18,7 +18,7 @@ def test_the_run_goes_through_on_a_small_scale(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     rows = json.loads(output.read_text())
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert {row["section"] for row in rows} == {"correctness", "speed", "steps"}
+    assert {row["section"] for row in rows} == {"correctness", "speed", "graphs", "steps"}
     assert all(row["ok"] for row in rows)
     assert all(row["floor_seconds"] > 0 and row["seconds"] > 0 for row in rows if row["section"] == "speed")
     assert "left out" not in done.stdout
