@@ -22,8 +22,7 @@ class Options:
             many of its streams side by side, where the budget has room for it.
         cuda_graphs: whether tiles of residual layers are recorded as CUDA graphs and replayed, one launch instead of one for each
             kernel. None: those that take longer to launch than to run, where the memory that it takes is a small part of the
-            budget. True: all. False: none. Under a mesh, with several streams,
-            and on a CPU, none are.
+            budget. True: all. False: none. Under a mesh, with several streams, and on a CPU, none are.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
