@@ -1,6 +1,7 @@
 // Causal depthwise convolution, optionally with SiLU, and its VJP.
 //
-// A task is a block of steps of one sequence, all channels: rows are read in order. Row t < 0 is row t + W - 1 of the tail.
+// A task is a block of steps of one sequence, walked in strips: a few rows, one vector of channels after the other, so that the taps
+// and the sums of their cotangents stay in registers while rows are still read side by side. Row t < 0 is row t + W - 1 of the tail.
 #include <algorithm>
 #include <vector>
 
@@ -11,6 +12,9 @@ using namespace adjcomp;
 namespace {
 
 constexpr int64_t kBlock = 256;  // steps of a task; each leaves its own partial sums of the weight's cotangent
+constexpr int kStrip = 8;        // with the rows before it, as many lines of one cache set as a core has
+constexpr int kWidth = 4;        // of a filter with code of its own; shorter ones are padded with zeros in front
+constexpr int kMostWidth = 64;
 
 struct Arguments {  // mirrors Arguments of causal_conv1d.py
   int64_t batch, steps, channels, width, silu, threads;
@@ -18,107 +22,221 @@ struct Arguments {  // mirrors Arguments of causal_conv1d.py
   void *taps, *bias, *dtaps;  // taps: (W, channels); dtaps: (batch, blocks, W + 1, channels), the bias's cotangent last
 };
 
-template <class T> struct Convolution {
-  const Arguments& a;
-  int64_t b;
-  Rows<T> x, tail;
-  const T *taps, *bias;
-  std::vector<T> zeros;
-
-  Convolution(const Arguments& arguments, int64_t batch)
-      : a(arguments), b(batch), x(rows<T>(a.x, batch, 0, 0)), tail(rows<T>(a.tail, batch, 0, 0)),
-        taps(static_cast<const T*>(a.taps)), bias(static_cast<const T*>(a.bias)), zeros(a.channels) {}
-
-  const T* input(int64_t t) const {
-    if (t >= 0) return x.at(t);
-    return tail ? tail.at(t + a.width - 1) : zeros.data();
+// The channels d .. d + count - 1. All: they fill a vector, so that no code of the inner loops may call memcpy, which would cost them
+// their registers.
+template <class T, bool All> struct Channels {
+  int64_t d;
+  int count;
+  Vec<T> load(const T* row) const { return All ? adjcomp::load<T>(row + d) : load_some<T>(row + d, count); }
+  // Brings row t near, where there is one: the strip after this one, so that memory works while the cores compute.
+  void fetch(const Rows<T>& rows, int64_t t, int64_t steps) const {
+    if (rows && t >= 0 && t < steps) __builtin_prefetch(rows.at(t) + d, 0, 2);
   }
-  // Up to a vector of the convolution at step t, before the activation. `in` holds the rows t - W + 1 .. t.
-  Vec<T> at(const T* const* in, int64_t d, int count) const {
-    Vec<T> sum = bias ? load_some<T>(bias + d, count) : Vec<T>{};
-    for (int64_t w = 0; w < a.width; ++w) sum += load_some<T>(taps + w * a.channels + d, count) * load_some<T>(in[w] + d, count);
-    return sum;
+  void fetch_to_write(const Rows<T>& rows, int64_t t, int64_t steps) const {
+    if (rows && t >= 0 && t < steps) __builtin_prefetch(rows.at(t) + d, 1, 2);
+  }
+  void store(T* row, Vec<T> v) const { All ? adjcomp::store<T>(row + d, v) : store_some<T>(row + d, v, count); }
+};
+
+// A filter of one vector of channels; W is 0 where the width is known at run time only.
+template <class T, int W> struct Filter {
+  const int given;
+  Vec<T> taps[W ? W : kMostWidth], bias;
+  int width() const { return W ? W : given; }
+
+  template <class Part> Filter(const Arguments& a, const Part& part) : given(int(a.width)) {
+    const int missing = width() - given;
+#pragma GCC unroll 4
+    for (int w = 0; w < width(); ++w)
+      taps[w] = w < missing ? Vec<T>{} : part.load(static_cast<T*>(a.taps) + (w - missing) * a.channels);
+    bias = a.bias ? part.load(static_cast<T*>(a.bias)) : Vec<T>{};
   }
 };
 
-template <class T> void forward(const Arguments& a, int64_t b, int64_t first, int64_t last) {
-  const Convolution<T> c(a, b);
+// The rows that steps first .. first + count - 1 of one sequence read: row(s + w) meets tap w at step s.
+template <class T> struct Strip {
+  const T* rows[kStrip + kMostWidth];
+  int count;
+};
+
+template <class T, int W> struct Sequence {
+  const Arguments& a;
+  int64_t b;
+  Rows<T> x, tail;
+  std::vector<T> zeros;
+  int width() const { return W ? W : int(a.width); }
+
+  Sequence(const Arguments& arguments, int64_t batch)
+      : a(arguments), b(batch), x(adjcomp::rows<T>(a.x, batch, 0, 0)), tail(adjcomp::rows<T>(a.tail, batch, 0, 0)),
+        zeros(a.channels) {}
+
+  const T* input(int64_t t) const {
+    if (t >= 0) return x.at(t);
+    return tail && t + a.width - 1 >= 0 ? tail.at(t + a.width - 1) : zeros.data();
+  }
+  Strip<T> strip(int64_t first, int64_t last) const {
+    Strip<T> found;
+    found.count = int(last - first);
+    for (int i = 0; i < found.count + width() - 1; ++i) found.rows[i] = input(first - (width() - 1) + i);
+    return found;
+  }
+  template <class F> void each_vector(F run) const {
+    int64_t d = 0;
+    for (; d + lanes<T> <= a.channels; d += lanes<T>) run(Channels<T, true>{d, lanes<T>});
+    if (d < a.channels) run(Channels<T, false>{d, int(a.channels - d)});
+  }
+};
+
+// The convolution at step s of a strip, before the activation.
+template <class T, int W, class Part> inline Vec<T> convolved(const Filter<T, W>& f, const Strip<T>& in, int s, const Part& part) {
+  Vec<T> sum = f.bias;
+#pragma GCC unroll 4
+  for (int w = 0; w < f.width(); ++w) sum += f.taps[w] * part.load(in.rows[s + w]);
+  return sum;
+}
+
+template <class T, int W> void forward(const Arguments& a, int64_t b, int64_t first, int64_t last) {
+  const Sequence<T, W> q(a, b);
   const Rows<T> y = rows<T>(a.y, b, 0, 0);
-  std::vector<const T*> in(a.width);
-  for (int64_t t = first; t < last; ++t) {
-    for (int64_t w = 0; w < a.width; ++w) in[w] = c.input(t - a.width + 1 + w);
-    for (int64_t d = 0; d < a.channels; d += lanes<T>) {
-      const int count = int(std::min<int64_t>(lanes<T>, a.channels - d));
-      const Vec<T> out = c.at(in.data(), d, count);
-      store_some<T>(y.at(t) + d, a.silu ? silu<T>(out) : out, count);
-    }
+  for (int64_t t = first; t < last; t += kStrip) {
+    const Strip<T> in = q.strip(t, std::min(last, t + kStrip));
+    q.each_vector([&](const auto& part) {
+      const Filter<T, W> f(a, part);
+      for (int s = 0; s < in.count; ++s) {
+        part.fetch(q.x, t + s + kStrip, a.steps);
+        part.fetch_to_write(y, t + s + kStrip, a.steps);
+        const Vec<T> out = convolved(f, in, s, part);
+        part.store(y.at(t + s), a.silu ? silu<T>(out) : out);
+      }
+    });
   }
 }
 
-// The cotangent of the convolution at step t into `dout`; its products with the inputs into `dtaps` unless that is null.
-template <class T>
-void output_vjp(const Convolution<T>& c, const Rows<T>& dy, int64_t t, const T** in, T* dout, T* dtaps) {
-  const Arguments& a = c.a;
-  for (int64_t w = 0; w < a.width; ++w) in[w] = c.input(t - a.width + 1 + w);
-  for (int64_t d = 0; d < a.channels; d += lanes<T>) {
-    const int count = int(std::min<int64_t>(lanes<T>, a.channels - d));
-    Vec<T> g = dy ? load_some<T>(dy.at(t) + d, count) : Vec<T>{};
-    if (a.silu) {
-      const Vec<T> out = c.at(in, d, count), open = sigmoid<T>(out);
-      g *= open * (T(1) + out * (T(1) - open));
-    }
-    store_some<T>(dout + d, g, count);
-    for (int64_t w = 0; dtaps && w <= a.width; ++w) {
-      T* sum = dtaps + w * a.channels + d;
-      store_some<T>(sum, load_some<T>(sum, count) + (w < a.width ? g * load_some<T>(in[w] + d, count) : g), count);
-    }
-  }
+// The cotangent of the convolution at step s of a strip, whose cotangent of y is `dy`.
+template <class T, int W, class Part>
+inline Vec<T> output_vjp(const Filter<T, W>& f, const Strip<T>& in, int s, const Part& part, bool activated, Vec<T> dy) {
+  if (!activated) return dy;
+  const Vec<T> out = convolved(f, in, s, part), open = sigmoid<T>(out);
+  return dy * open * (T(1) + out * (T(1) - open));
 }
 
-// The cotangent of input row t from the cotangents of outputs t .. t + W - 1 (`ring`, by step modulo W; steps outside are zeros).
-template <class T> void input_vjp(const Convolution<T>& c, int64_t t, const T* ring, T* to) {
-  const Arguments& a = c.a;
-  const Rows<T> last = rows<T>(a.dtail_last, c.b, 0, 0);
-  const int64_t in_tail = t - (a.steps - (a.width - 1));
-  for (int64_t d = 0; d < a.channels; d += lanes<T>) {
-    const int count = int(std::min<int64_t>(lanes<T>, a.channels - d));
-    Vec<T> sum = last && in_tail >= 0 ? load_some<T>(last.at(in_tail) + d, count) : Vec<T>{};
-    for (int64_t ahead = 0; ahead < a.width; ++ahead) {
-      if (t + ahead < 0 || t + ahead >= a.steps) continue;
-      const T* tap = c.taps + (a.width - 1 - ahead) * a.channels + d;
-      sum += load_some<T>(tap, count) * load_some<T>(ring + (t + ahead) % a.width * a.channels + d, count);
-    }
-    store_some<T>(to + d, sum, count);
-  }
-}
+// One task of the VJP. It walks backwards, so that the outputs that read an input are known when it is reached.
+template <class T, int W> struct Vjp {
+  const Arguments& a;
+  Sequence<T, W> q;
+  Rows<T> dy, dx, dtail, dlast;
+  T* dtaps;
+  std::vector<T> later;  // cotangents of the W - 1 outputs after the rows at hand, the next one first
 
-// Walks its steps backwards, so that the outputs that read an input are known when it is reached.
-template <class T> void vjp(const Arguments& a, int64_t b, int64_t block, int64_t first, int64_t last) {
-  const Convolution<T> c(a, b);
-  const Rows<T> dy = rows<T>(a.dy, b, 0, 0), dx = rows<T>(a.dx, b, 0, 0), dtail = rows<T>(a.dtail, b, 0, 0);
-  const int64_t blocks = (a.steps + kBlock - 1) / kBlock;
-  T* dtaps = a.dtaps ? static_cast<T*>(a.dtaps) + (b * blocks + block) * (a.width + 1) * a.channels : nullptr;
-  if (dtaps) std::fill_n(dtaps, (a.width + 1) * a.channels, T(0));
-  std::vector<T> ring(a.width * a.channels);
-  std::vector<const T*> in(a.width);
-  for (int64_t t = std::min(a.steps, last + a.width - 1) - 1; t >= first; --t) {
-    output_vjp<T>(c, dy, t, in.data(), ring.data() + t % a.width * a.channels, t < last ? dtaps : nullptr);
-    if (t < last && dx) input_vjp<T>(c, t, ring.data(), dx.at(t));
+  Vjp(const Arguments& arguments, int64_t b, T* sums)
+      : a(arguments), q(a, b), dy(rows<T>(a.dy, b, 0, 0)), dx(rows<T>(a.dx, b, 0, 0)), dtail(rows<T>(a.dtail, b, 0, 0)),
+        dlast(rows<T>(a.dtail_last, b, 0, 0)), dtaps(sums), later((q.width() - 1) * a.channels) {}
+
+  // What flows to row t from the outgoing tail.
+  const T* from_tail(int64_t t) const {
+    const int64_t in_tail = t - (a.steps - (a.width - 1));
+    return dlast && in_tail >= 0 ? dlast.at(in_tail) : nullptr;
   }
-  if (first > 0 || !dtail) return;
-  for (int64_t t = -1; t >= 1 - a.width; --t) input_vjp<T>(c, t, ring.data(), dtail.at(t + a.width - 1));
+
+  void run(int64_t first, int64_t last) {
+    if (last < a.steps) look_ahead(last);
+    for (int64_t end = last; end > first; end -= std::min<int64_t>(kStrip, end - first)) {
+      const int64_t start = std::max(first, end - kStrip);
+      const Strip<T> in = q.strip(start, end);
+      q.each_vector([&](const auto& part) { vector(in, start, part); });
+    }
+    if (first > 0 || !dtail) return;
+    q.each_vector([&](const auto& part) { into_tail(part); });
+  }
+
+  // Outputs of the next task that read inputs of this one.
+  void look_ahead(int64_t last) {
+    for (int64_t t = last; t < std::min(a.steps, last + q.width() - 1); ++t) {
+      const Strip<T> in = q.strip(t, t + 1);
+      q.each_vector([&](const auto& part) {
+        const Filter<T, W> f(a, part);
+        const Vec<T> given = dy ? part.load(dy.at(t)) : Vec<T>{};
+        part.store(later.data() + (t - last) * a.channels, output_vjp(f, in, 0, part, a.silu, given));
+      });
+    }
+  }
+
+  // The cotangent of row t, and the outputs' cotangents one step on.
+  template <class Part>
+  inline Vec<T> input_vjp(const Filter<T, W>& f, int64_t t, const Part& part, Vec<T> g, Vec<T>* next) const {
+    const T* tail = from_tail(t);
+    Vec<T> sum = f.taps[f.width() - 1] * g;
+    if (tail) sum += part.load(tail);
+#pragma GCC unroll 4
+    for (int w = f.width() - 2; w >= 0; --w) sum += f.taps[w] * next[f.width() - 2 - w];
+#pragma GCC unroll 4
+    for (int i = f.width() - 2; i > 0; --i) next[i] = next[i - 1];
+    if (f.width() > 1) next[0] = g;
+    return sum;
+  }
+
+  template <class Part> void read_later(Vec<T>* next, const Part& part) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < q.width() - 1; ++i) next[i] = part.load(later.data() + i * a.channels);
+  }
+
+  template <class Part> void vector(const Strip<T>& in, int64_t start, const Part& part) {
+    const Filter<T, W> f(a, part);
+    Vec<T> next[W ? W : kMostWidth], sums[W ? W : kMostWidth], total{};
+    read_later(next, part);
+#pragma GCC unroll 4
+    for (int w = 0; w < f.width(); ++w) sums[w] = Vec<T>{};
+    for (int s = in.count - 1; s >= 0; --s) {
+      part.fetch(q.x, start + s - kStrip - f.width() + 1, a.steps);
+      part.fetch(dy, start + s - kStrip, a.steps);
+      part.fetch_to_write(dx, start + s - kStrip, a.steps);
+      const Vec<T> given = dy ? part.load(dy.at(start + s)) : Vec<T>{};
+      const Vec<T> g = output_vjp(f, in, s, part, a.silu, given);
+#pragma GCC unroll 4
+      for (int w = 0; w < f.width(); ++w) sums[w] += g * part.load(in.rows[s + w]);
+      total += g;
+      const Vec<T> out = input_vjp(f, start + s, part, g, next);
+      if (dx) part.store(dx.at(start + s), out);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < q.width() - 1; ++i) part.store(later.data() + i * a.channels, next[i]);
+    if (dtaps) add_sums(f, sums, total, part);
+  }
+
+  template <class Part> void add_sums(const Filter<T, W>& f, const Vec<T>* sums, Vec<T> total, const Part& part) const {
+    const int missing = f.width() - f.given;
+    for (int w = 0; w <= f.given; ++w) {
+      T* to = dtaps + w * a.channels;
+      part.store(to, part.load(to) + (w < f.given ? sums[w + missing] : total));
+    }
+  }
+
+  template <class Part> void into_tail(const Part& part) {
+    const Filter<T, W> f(a, part);
+    Vec<T> next[W ? W : kMostWidth];
+    read_later(next, part);
+    for (int64_t t = -1; t >= 1 - a.width; --t)
+      part.store(dtail.at(t + a.width - 1), input_vjp(f, t, part, Vec<T>{}, next));
+  }
+};
+
+template <class T, int W> void task(const Arguments& a, bool backward, int64_t number) {
+  const int64_t blocks = (a.steps + kBlock - 1) / kBlock, b = number / blocks, block = number % blocks;
+  const int64_t first = block * kBlock, last = std::min(a.steps, first + kBlock), sums = (a.width + 1) * a.channels;
+  if (!backward) return forward<T, W>(a, b, first, last);
+  T* dtaps = a.dtaps ? static_cast<T*>(a.dtaps) + number * sums : nullptr;
+  if (dtaps) std::fill_n(dtaps, sums, T(0));
+  Vjp<T, W>(a, b, dtaps).run(first, last);
 }
 
 template <class T> void run(const Arguments& a, bool backward) {
-  const int64_t blocks = (a.steps + kBlock - 1) / kBlock, tasks = a.batch * blocks;
+  const int64_t tasks = a.batch * ((a.steps + kBlock - 1) / kBlock);
 #pragma omp parallel for num_threads(int(std::min(a.threads, tasks))) schedule(static)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t b = task / blocks, block = task % blocks;
-    const int64_t first = block * kBlock, last = std::min(a.steps, first + kBlock);
-    if (backward)
-      vjp<T>(a, b, block, first, last);
+  for (int64_t number = 0; number < tasks; ++number) {
+    if (a.width <= kWidth)
+      task<T, kWidth>(a, backward, number);
     else
-      forward<T>(a, b, first, last);
+      task<T, 0>(a, backward, number);
   }
 }
 
@@ -126,6 +244,7 @@ template <class T> void run(const Arguments& a, bool backward) {
 
 extern "C" {
 int64_t block_steps() { return kBlock; }
+int64_t most_width() { return kMostWidth; }
 void forward_float32(const Arguments* a) { run<float>(*a, false); }
 void forward_float64(const Arguments* a) { run<double>(*a, false); }
 void vjp_float32(const Arguments* a) { run<float>(*a, true); }

@@ -23,6 +23,11 @@ class Arguments(ctypes.Structure):
     )
 
 
+def _has_kernel(x: Tensor, weight: Tensor) -> bool:
+    found = load("causal_conv1d")
+    return found is not None and x.numel() > 0 and weight.shape[1] <= found.most_width()
+
+
 def _common(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, silu: bool, wide: torch.dtype
 ) -> dict[str, int | Tensor | None]:
@@ -54,7 +59,7 @@ def last_rows(x: Tensor, tail: Tensor | None, count: int, wide: torch.dtype) -> 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, silu: bool) -> tuple[Tensor, Tensor]:
     """See `adjcomp.ops.causal_conv1d`."""
-    if load("causal_conv1d") is None or x.numel() == 0:
+    if not _has_kernel(x, weight):
         return chunked_conv.causal_conv1d(x, weight, bias, tail, silu)
     wide = state_dtype(x, weight, bias, tail)
     y = x.new_empty(x.shape, dtype=wide)
@@ -73,7 +78,7 @@ def causal_conv1d_vjp(
     mask: Mask,
 ) -> tuple[Tensor | None, ...]:
     """Cotangents of x, weight, bias and tail."""
-    if load("causal_conv1d") is None or x.numel() == 0:
+    if not _has_kernel(x, weight):
         return chunked_conv.causal_conv1d_vjp(dy, dtail_last, x, weight, bias, tail, silu, mask)
     wide, width = state_dtype(x, weight, bias, tail), weight.shape[1]
     blocks = -(-x.shape[1] // required("causal_conv1d").block_steps())
