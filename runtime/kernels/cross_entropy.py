@@ -1,4 +1,5 @@
 """The head with its cross-entropy, on any device: products on blocks of rows and vocabulary, an online log-sum-exp over them.
+On a CPU what happens to a block of logits between products is one pass of C++.
 
 Legend: r rows of a block (batch and time merged), v vocabulary entries of a block, d model channels.
 """
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from adjcomp.ops.library import state_dtype
 from adjcomp.runtime.kernels.arithmetic import Mask
+from adjcomp.runtime.kernels.cpu import softmax_rows
 
 BLOCK_BYTES = 4 << 20  # logits held at a time
 BLOCK_ROWS = 512  # rows that share one pass over the weight
@@ -44,7 +46,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss sum, number of valid rows, and the log-sum-exp of each row's logits, (B, T)."""
     wide = state_dtype(x, weight)
-    rows, flat = x.reshape(-1, x.shape[-1]), labels.reshape(-1)
+    rows, flat = x.reshape(-1, x.shape[-1]), labels.reshape(-1).long()
     valid = flat != ignore_index
     _check_labels(flat, valid, weight.shape[0])
     loss = torch.zeros((), dtype=torch.float64, device=x.device)
@@ -61,12 +63,24 @@ def _row_block(x_rd: Tensor, weight: Tensor, labels_r: Tensor, logits_dtype: tor
     total = torch.full(labels_r.shape, -torch.inf, dtype=x_rd.dtype, device=x_rd.device)
     picked = torch.zeros_like(total)
     for span in spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
-        logits = _logits(x_rd, weight[span], logits_dtype)
-        total = torch.logaddexp(total, torch.logsumexp(logits, 1))
-        inside = (labels_r >= span.start) & (labels_r < span.stop)
-        index = (labels_r.long() - span.start).clamp(0, logits.shape[1] - 1)
-        picked = torch.where(inside, logits.gather(1, index[:, None])[:, 0], picked)
+        _join(_logits(x_rd, weight[span], logits_dtype), labels_r, span.start, total, picked)
     return torch.where(total == torch.inf, torch.nan, total), picked
+
+
+def _join(logits: Tensor, labels_r: Tensor, start: int, total: Tensor, picked: Tensor) -> None:
+    """Joins a block of logits to the log-sum-exp and the label's logit of each row."""
+    if softmax_rows.is_native(logits):
+        softmax_rows.join(logits, labels_r, start, total, picked)
+        return
+    total.copy_(torch.logaddexp(total, torch.logsumexp(logits, 1)))
+    inside, index = _in_block(logits, labels_r, start)
+    picked.copy_(torch.where(inside, logits.gather(1, index)[:, 0], picked))
+
+
+def _in_block(logits: Tensor, labels_r: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Whether a block holds each label, (r), and where, (r, 1); anywhere if it doesn't."""
+    inside = (labels_r >= start) & (labels_r < start + logits.shape[1])
+    return inside, (labels_r - start).clamp(0, logits.shape[1] - 1)[:, None]
 
 
 def linear_cross_entropy_vjp(
@@ -114,14 +128,14 @@ def _vjp(
 ) -> Tensor | None:
     """Recomputes each block of logits: dlogits = (softmax - onehot) dloss on valid rows."""
     wide = normaliser.dtype
-    rows, flat, norm = x.reshape(-1, x.shape[-1]), labels.reshape(-1), normaliser.reshape(-1)
+    rows, flat, norm = x.reshape(-1, x.shape[-1]), labels.reshape(-1).long(), normaliser.reshape(-1)
     scale = torch.where(flat != ignore_index, dloss.to(wide), 0.0)
     dx = torch.empty(rows.shape, dtype=x.dtype, device=x.device) if wants_dx else None
     for span in spans(rows.shape[0], BLOCK_ROWS):
         x_rd = rows[span].to(wide)
-        dx_rd = None if dx is None else torch.zeros_like(x_rd)
+        dx_rd = None if dx is None else (dx[span] if dx.dtype == wide else torch.empty_like(x_rd))
         _row_block_vjp(x_rd, weight, flat[span], norm[span], scale[span], logits_dtype, dx_rd, dweight)
-        if dx is not None and dx_rd is not None:
+        if dx is not None and dx_rd is not None and dx.dtype != wide:
             dx[span] = dx_rd
     return None if dx is None else dx.view(x.shape)
 
@@ -136,13 +150,21 @@ def _row_block_vjp(
     dx_rd: Tensor | None,
     dweight: Tensor | None,
 ) -> None:
-    """Adds one block of rows to `dx_rd` (r, d) and `dweight` (V, d)."""
+    """Writes one block of rows of `dx_rd` (r, d), and adds its share to `dweight` (V, d)."""
     for span in spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
-        dlogits = torch.exp(_logits(x_rd, weight[span], logits_dtype).sub_(norm_r[:, None])).mul_(scale_r[:, None])
-        inside = (labels_r >= span.start) & (labels_r < span.stop)
-        index = (labels_r.long() - span.start).clamp(0, dlogits.shape[1] - 1)
-        dlogits.scatter_add_(1, index[:, None], torch.where(inside, -scale_r, 0.0)[:, None])
+        dlogits = _logits(x_rd, weight[span], logits_dtype)
+        _softmax_vjp(dlogits, labels_r, span.start, norm_r, scale_r)
         if dx_rd is not None:
-            dx_rd.addmm_(dlogits, weight[span].to(x_rd.dtype))
+            torch.addmm(dx_rd, dlogits, weight[span].to(x_rd.dtype), beta=int(span.start > 0), out=dx_rd)
         if dweight is not None:
             dweight[span].addmm_(dlogits.T, x_rd)
+
+
+def _softmax_vjp(logits: Tensor, labels_r: Tensor, start: int, norm_r: Tensor, scale_r: Tensor) -> None:
+    """Turns a block of logits into their cotangent, in place."""
+    if softmax_rows.is_native(logits):
+        softmax_rows.vjp(logits, labels_r, start, norm_r, scale_r)
+        return
+    logits.sub_(norm_r[:, None]).exp_().mul_(scale_r[:, None])
+    inside, index = _in_block(logits, labels_r, start)
+    logits.scatter_add_(1, index, torch.where(inside, -scale_r, 0.0)[:, None])
