@@ -29,6 +29,16 @@ def storage_root(node: fx.Node) -> fx.Node:
     return node
 
 
+def is_fresh(node: fx.Node) -> bool:
+    """Whether a value was made in this graph for its one reader, who may write over it."""
+    root = storage_root(node)
+    while node is not root:
+        if len(node.users) != 1:
+            return False
+        node = node.args[0]  # type: ignore[assignment]
+    return root.op == "call_function" and len(root.users) == 1
+
+
 def reads_part(node: fx.Node) -> bool:
     """Whether `node` picks one output of an op with several (no new storage of its own)."""
     return node.target is operator.getitem
@@ -43,3 +53,10 @@ def is_alias_target(target: Any) -> bool:
     """Whether every output of an op is a view of its first argument, by its schema."""
     schema = getattr(target, "_schema", None)
     return schema is not None and bool(schema.returns) and all(_views(entry) for entry in schema.returns)
+
+
+def writes_first_argument(target: Any) -> bool:
+    """Whether an op's one output is its first argument, written in place."""
+    schema = getattr(target, "_schema", None)
+    info = None if schema is None or len(schema.returns) != 1 else schema.returns[0].alias_info
+    return info is not None and bool(info.is_write)

@@ -36,6 +36,7 @@ def clean(graph: fx.Graph, time: Any) -> fx.Graph:
         partial(lower_windows, time=time),
         _split_before_transpose,
         weights_on_the_right,
+        _drop_same_views,
         _drop_stride_copies,
         _cancel_transposes,
         fuse_cross_entropy,
@@ -179,6 +180,13 @@ def _drop_no_ops(graph: fx.Graph) -> None:
         whole = argument(node, "start") in (0, None) and argument(node, "step") == 1
         if whole and node.meta["val"].shape[dim] == source.meta["val"].shape[dim] and _is_huge(argument(node, "end")):
             _replace(node, source)
+
+
+def _drop_same_views(graph: fx.Graph) -> None:
+    """Views with the shape of what they show."""
+    for node in _calls(graph, aten.view.default):
+        if node.meta["val"].shape == node.args[0].meta["val"].shape:
+            _replace(node, node.args[0])
 
 
 def _is_huge(end: object) -> bool:

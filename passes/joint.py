@@ -24,6 +24,7 @@ from adjcomp.passes.adjoint_window import cut_to_window
 from adjcomp.passes.aliasing import is_alias, storage_root
 from adjcomp.passes.cleanup import tidy
 from adjcomp.passes.norms import add_residual_cotangents
+from adjcomp.passes.products import add_in_products
 from adjcomp.passes.sizes import number_of_bytes
 
 aten = torch.ops.aten
@@ -123,6 +124,7 @@ def differentiate(template: Template) -> JointGraph | None:
     if template.window is not None:
         cut_to_window(graph, template, cotangents)
     add_residual_cotangents(graph)
+    add_in_products(graph, [n for n in graph.nodes if n.op == "placeholder"][len(template.inputs) :])
     reached = tuple(i for i, yes in zip(gradients, found, strict=True) if yes)
     return JointGraph(template, graph, cotangents, reached)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from adjcomp.ir.program import Compute, Instruction, Slot
-from adjcomp.passes.aliasing import is_alias_target
+from adjcomp.passes.aliasing import is_alias_target, writes_first_argument
 
 
 def workspace(
@@ -31,7 +31,7 @@ def _storages(heap: _Heap, step: Compute, bytes_of: Callable[[Slot], list[int]])
     if step.allocates:
         return [heap.allocate(size) for size in bytes_of(step.result)]
     source = heap.slots[step.args[0]]
-    if is_alias_target(step.target):
+    if is_alias_target(step.target) or writes_first_argument(step.target):
         return [source[0]] * len(bytes_of(step.result))
     picked = source[step.args[1]] if len(source) > 1 else source[0]
     return [picked]

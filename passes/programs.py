@@ -23,11 +23,12 @@ from adjcomp.ir.program import (
     TilePrograms,
 )
 from adjcomp.ir.stack import InputKind, OutputKind, Template
-from adjcomp.passes.aliasing import is_alias, storage_root
+from adjcomp.passes.aliasing import is_alias, is_fresh, storage_root
 from adjcomp.passes.emitting import fake_result
 from adjcomp.passes.joint import Split
 from adjcomp.passes.lastuse import with_frees
 from adjcomp.passes.liveness import workspace
+from adjcomp.passes.shares import Share, folded_into, products_in
 from adjcomp.passes.sizes import number_of_bytes, shape_at, size_at
 from adjcomp.passes.work import work_of
 
@@ -106,6 +107,8 @@ class _Lowering:
         self.steps: list[Instruction] = []
         self.values: list[Any] = []  # fake value by slot number
         self.copy_results = False
+        self.shares: dict[fx.Node, list[Share]] = {}  # gradients made of products alone, which are added in place
+        self.folded: set[fx.Node] = set()  # what is never held for that
         self.added: set[fx.Node] = set()  # gradients that an op has added to their accumulator itself
 
     def results_owned(self) -> _Lowering:
@@ -119,6 +122,8 @@ class _Lowering:
             if node.op == "placeholder":
                 self.memo[node] = self._slot(node.meta["val"])
         inputs = tuple(self.memo[n] for n in self.nodes if n.op == "placeholder")
+        self.shares = {node: found for node in self.accumulate if self._sole(node) and (found := products_in(node))}
+        self.folded = {node for gradient in self.shares for node in folded_into(gradient)}
         for node in self.nodes:
             if node.op == "call_function":
                 self._emit(node)
@@ -143,16 +148,16 @@ class _Lowering:
         if not isinstance(value, torch.Tensor | tuple | list):
             self.memo[node] = size_at(value, self.at.time, self.at.length) if isinstance(value, int | torch.SymInt) else value
             return
-        if self._becomes_rows(node) or self._adds_loss(node):
-            return
-        if self._becomes_product(node) or (node.target is aten.t.default and node.args[0] not in self.memo):
+        if node in self.folded or self._becomes_rows(node) or self._adds_loss(node):
             return
         args, kwargs = self._arguments(node)
         result = self._slot(value)
         self.memo[node] = result
-        self.steps.append(
-            Compute(node.target, args, kwargs, result, allocates=not is_alias(node) and node.target is not operator.getitem)
-        )
+        target = node.target
+        if target is aten.addmm.default and not kwargs and is_fresh(node.all_input_nodes[0]):
+            target = aten.addmm_.default
+        fresh = not is_alias(node) and target not in (operator.getitem, aten.addmm_.default)
+        self.steps.append(Compute(target, args, kwargs, result, allocates=fresh))
         for user in node.users:  # the parts of a result right away, so that nobody holds the unused ones
             if user.target is operator.getitem:
                 self._emit(user)
@@ -168,17 +173,6 @@ class _Lowering:
             return argument
 
         return tuple(look(a) for a in node.args), {k: look(v) for k, v in node.kwargs.items()}
-
-    def _becomes_product(self, node: fx.Node) -> bool:
-        """A matrix product that only feeds an accumulator is added in place instead."""
-        if node.target is not aten.mm.default or node.meta["val"].dtype not in (torch.float32, torch.float64):
-            return False
-        if node in self.accumulate:
-            return self._sole(node)
-        if len(node.users) == 1:
-            user = next(iter(node.users))
-            return user.target is aten.t.default and self._sole(user)
-        return False
 
     def _becomes_rows(self, node: fx.Node) -> bool:
         """The gradient of a table that only feeds an accumulator is added row by row instead."""
@@ -211,11 +205,10 @@ class _Lowering:
             return
         if self._becomes_rows(node):
             self._accumulate_rows(node, number)
-            return
-        product = node.args[0] if node.target is aten.t.default else node
-        if isinstance(product, fx.Node) and product.target is aten.mm.default and product not in self.memo:
-            left, right = product.args
-            self.steps.append(AccumulateProduct(number, self.memo[left], self.memo[right], product is not node))
+        elif node in self.shares:
+            for share in self.shares[node]:
+                left, right = (self.memo[factor] for factor in cast("tuple[fx.Node, fx.Node]", share.product.args))
+                self.steps.append(AccumulateProduct(number, left, right, share.transposed, share.span))
         else:
             self.steps.append(Accumulate(number, self.memo[node]))
 

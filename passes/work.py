@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Compute, Instruction, Slot, Work
+from adjcomp.passes.aliasing import writes_first_argument
 
 if TYPE_CHECKING:
     from adjcomp.passes.programs import _SlotSizes
 
 aten = torch.ops.aten
 _ops = torch.ops.adjcomp
-_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.addmm_.default: 1, aten.baddbmm.default: 1}
 _RECURRENCES = {
     _ops.linear_scan.default,
     _ops.dense_scan.default,
@@ -62,7 +63,7 @@ def work_of(steps: Sequence[Instruction], sizes: _SlotSizes) -> Work:
             case AccumulateRows():
                 moved += 3 * _moved(sizes, [step.value])
                 kernels += 1
-            case Compute() if step.allocates:
+            case Compute() if step.allocates or writes_first_argument(step.target):
                 flops += _flops(step, sizes)
                 updates += _updates(step, sizes)
                 moved += _moved(sizes, [*_slots(step.args), step.result])

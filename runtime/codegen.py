@@ -6,6 +6,7 @@ it was used; the accumulators by number; and what counts storages. It returns th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from adjcomp.runtime.kernels.registry import find
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.rows import add_rows
 
+aten = torch.ops.aten
 Compiled = Callable[[list[torch.Tensor], list[torch.Tensor | None], StorageTracker], tuple[Any, ...]]
 
 
@@ -35,6 +37,23 @@ def compiled(program: Program, device: torch.device) -> Compiled:
     made = compile_program(program, device.type)
     _COMPILED[key] = (program, made)
     return made
+
+
+# torch's own bindings of frequent ops: the way through an `OpOverload` takes several times as long, and between products, which
+# leave nothing of Python in the caches, tens of microseconds.
+_BINDINGS: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: torch.add,
+    aten.addmm_.default: torch.Tensor.addmm_,
+    aten.exp.default: torch.exp,
+    aten.mm.default: torch.mm,
+    aten.mul.Tensor: torch.mul,
+    aten.neg.default: torch.neg,
+    aten.squeeze.dim: torch.squeeze,
+    aten.t.default: torch.t,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.view.default: torch.Tensor.view,
+}
 
 
 def compile_program(program: Program, device_type: str) -> Compiled:
@@ -59,6 +78,8 @@ def compile_program(program: Program, device_type: str) -> Compiled:
 
 def _lines(step: Instruction, constants: dict[str, Any], device_type: str) -> list[str]:
     match step:
+        case Compute(target=operator.getitem, args=(whole, place)):
+            made = [f"{step.result!r} = {whole!r}[{place!r}]"]
         case Compute():
             args = [_expression(a, constants) for a in step.args] + [
                 f"{k}={_expression(v, constants)}" for k, v in step.kwargs.items()
@@ -70,7 +91,7 @@ def _lines(step: Instruction, constants: dict[str, Any], device_type: str) -> li
         case Accumulate():
             made = [f"gradients[{step.index}].add_({step.value!r})"]
         case AccumulateProduct():
-            into = f"gradients[{step.index}]{'.t()' if step.transposed else ''}"
+            into = f"gradients[{step.index}]{'.t()' if step.transposed else ''}{step.span or ''}"
             made = [f"{into}.addmm_({step.left!r}, {step.right!r})"]
         case AccumulateRows():
             rows, value = repr(step.rows), repr(step.value)
@@ -81,14 +102,12 @@ def _lines(step: Instruction, constants: dict[str, Any], device_type: str) -> li
 
 
 def _direct(target: Any, device_type: str) -> Any:
-    """An op of ours by its kernel: no derivative is wanted here, and the dispatcher's way to find that out takes longer than some
-    kernels.
+    """The shortest way to run an op. One of ours by its kernel: no derivative is wanted here, and the dispatcher's way to find
+    that out takes longer than some kernels.
     """
-    return (
-        find(target._schema.name.removeprefix(f"{NAMESPACE}::"), device_type)
-        if getattr(target, "namespace", "") == NAMESPACE
-        else target
-    )
+    if getattr(target, "namespace", "") == NAMESPACE:
+        return find(target._schema.name.removeprefix(f"{NAMESPACE}::"), device_type)
+    return _BINDINGS.get(target, target)
 
 
 def _returns_several(target: Any) -> bool:

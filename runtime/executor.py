@@ -142,7 +142,7 @@ class Step:
                 self.exchange.drop(value)
             self.tiles.values.pop(value, None)
         if self.guard is not None:
-            self.guard.check()
+            self.guard.check(self.tracker.live_bytes)
 
     def _between(self, action: Send | Receive | Sum | SumTied) -> None:
         """An action that involves other ranks."""

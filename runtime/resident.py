@@ -1,7 +1,9 @@
-"""Keep the process as small as what is live: hand free pages inside the heap back to the system.
+"""Keep the process as small as what is live, and no smaller: freed pages stay for the next action, up to the budget.
 
-On a CPU, tensors of very different lifetimes share malloc's heap, and the holes between them can grow to the size of the budget.
-glibc gives whole free pages back on request; asking only when the process has grown well past what is live costs almost nothing.
+On a CPU, tensors of very different lifetimes share malloc's heap. Left alone, glibc gives freed memory at the heap's end back to
+the system and asks for it anew in the next step: faults of fresh pages then take up to a tenth of a step. And holes between
+tensors can grow to the size of the budget. So glibc is told to keep what is freed, and to hand whole free pages back when the
+process has grown well past what is live, which is looked at between actions.
 """
 
 from __future__ import annotations
@@ -14,36 +16,65 @@ from functools import cache
 SLACK_BYTES = 8 << 20
 SLACK_SHARE = 0.02  # of the budget
 _STATM = "/proc/self/statm"
+_TUNED_BY = ("MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # who sets these has decided about freed memory
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_MOST = 2**31 - 1
+_LARGEST_ON_HEAP = 32 << 20  # what glibc itself grows its threshold to
+
+_limits: dict[int, int] = {}  # by budget: the resident size at which free pages go back
 
 
 @cache
 def _trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim; None on other systems."""
+    """glibc's malloc_trim, after glibc was told to keep freed memory; None on other systems."""
     if not os.path.exists(_STATM):
         return None
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        libc = ctypes.CDLL(None)
+        found: Callable[[int], int] = libc.malloc_trim
+        tune: Callable[[int, int], int] = libc.mallopt
     except (OSError, AttributeError):
         return None
+    if not any(name in os.environ for name in _TUNED_BY):
+        tune(_M_TRIM_THRESHOLD, _MOST)
+        tune(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
     return found
 
 
+@cache
+def _statm(process: int) -> int:
+    """A descriptor that stays open: opening the file takes several times as long as reading it."""
+    return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+
+
+@cache
+def _page_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
+
+
 def _resident_bytes() -> int:
-    with open(_STATM, "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(os.pread(_statm(os.getpid()), 128, 0).split(maxsplit=2)[1]) * _page_bytes()
 
 
 class ResidentGuard:
-    """Watches one step: `check` trims when what the process has grown by passes the budget and a slack."""
+    """Watches one step: `check` trims when what the process holds beside its own passes the budget and a slack."""
 
     def __init__(self, budget_bytes: int, live_bytes: int) -> None:
         self.trim = _trim()
+        self.budget_bytes = budget_bytes
         self.limit = 0
         if self.trim is not None:
-            slack = SLACK_BYTES + int(SLACK_SHARE * budget_bytes)
-            self.limit = _resident_bytes() - live_bytes + budget_bytes + slack
+            # The least of all steps: what an earlier one freed and left must not count as the process's own.
+            self.limit = _limits[budget_bytes] = min(self._limit(live_bytes), _limits.get(budget_bytes, 2**63))
 
-    def check(self) -> None:
-        """Called between actions."""
-        if self.trim is not None and _resident_bytes() > self.limit:
-            self.trim(0)
+    def _limit(self, live_bytes: int) -> int:
+        slack = SLACK_BYTES + int(SLACK_SHARE * self.budget_bytes)
+        return _resident_bytes() - live_bytes + self.budget_bytes + slack
+
+    def check(self, live_bytes: int) -> None:
+        """Called between actions, with what is live."""
+        if self.trim is None or _resident_bytes() <= self.limit:
+            return
+        self.trim(0)
+        if _resident_bytes() > self.limit:  # something else in the process has grown
+            self.limit = _limits[self.budget_bytes] = self._limit(live_bytes)

@@ -53,13 +53,29 @@ class Accumulate:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Rows (dimension 0) or columns (dimension 1) start … stop - 1 of a matrix."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"[{':, ' * self.dim}{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True)
 class AccumulateProduct:
-    """`accumulator[index] += left @ right` in place, transposed when asked; the product itself is never held."""
+    """`accumulator[index] += left @ right` in place; the product itself is never held.
+
+    transposed: it is added to the accumulator's transpose. span: to a part of that alone.
+    """
 
     index: int
     left: Slot
     right: Slot
     transposed: bool
+    span: Span | None = None
     frees: tuple[Slot, ...] = ()
 
 
@@ -146,8 +162,8 @@ def _text(step: Instruction) -> str:
         case Accumulate():
             return f"gradient[{step.index}] += {step.value!r}"
         case AccumulateProduct():
-            product = f"{step.left!r} @ {step.right!r}"
-            return f"gradient[{step.index}] += {f'({product}).T' if step.transposed else product}"
+            into = f"gradient[{step.index}]{'.T' if step.transposed else ''}{step.span or ''}"
+            return f"{into} += {step.left!r} @ {step.right!r}"
         case AccumulateRows():
             apart = "" if step.padding is None else f", but not at {step.padding}"
             return f"gradient[{step.index}][{step.rows!r}] += {step.value!r}{apart}"

@@ -1,0 +1,51 @@
+"""Gradients that are matrix products, or made of a few: each product is added to its part of the accumulator in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from adjcomp.ir.program import Span
+from adjcomp.passes.timearguments import argument
+
+aten = torch.ops.aten
+_ADDED_IN_PLACE = (torch.float32, torch.float64)  # accumulators have no narrower dtype
+
+
+@dataclass(frozen=True)
+class Share:
+    """A product that is added to (the transpose of) an accumulator, or to a span of that."""
+
+    product: fx.Node
+    transposed: bool
+    span: Span | None
+
+
+def products_in(gradient: fx.Node) -> list[Share]:
+    """The products that a gradient is made of, each read by nobody else; none where it isn't."""
+    transposed = gradient.target is aten.t.default
+    whole = gradient.all_input_nodes[0] if transposed else gradient
+    if transposed and len(whole.users) != 1:
+        return []
+    if _is_product(whole):
+        return [Share(whole, transposed, None)]
+    if whole.target is not aten.cat.default or not all(_is_product(p) and len(p.users) == 1 for p in whole.all_input_nodes):
+        return []
+    dim, start, found = int(argument(whole, "dim")) % 2, 0, []
+    for part in whole.all_input_nodes:
+        stop = start + part.meta["val"].shape[dim]
+        found.append(Share(part, transposed, Span(dim, start, stop)))
+        start = stop
+    return found
+
+
+def folded_into(gradient: fx.Node) -> list[fx.Node]:
+    """The nodes of a gradient that `products_in` takes apart, which need not be made."""
+    whole = gradient.all_input_nodes[0] if gradient.target is aten.t.default else gradient
+    return [gradient, whole, *(whole.all_input_nodes if whole.target is aten.cat.default else [])]
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target is aten.mm.default and node.meta["val"].dtype in _ADDED_IN_PLACE
