@@ -14,8 +14,8 @@ aten = torch.ops.aten
 
 
 def test_cotangents_of_a_split_projection_are_never_joined() -> None:
-    """Given Mamba blocks, whose projections are split, then the wide one's cotangents are multiplied apart, each product is added in
-    place, and the narrow one's are joined: a copy of few columns costs less than products of their own.
+    """Given Mamba blocks, whose projections are split, then the wide one's cotangents are multiplied apart, each product is added
+    in place, and the narrow one's are joined: a copy of few columns costs less than products of their own.
     """
     ids = fidelity.tokens(2, 16)
     captured = run_capture(fidelity.FAMILIES["mamba"](), (), {"input_ids": ids, "labels": ids})
