@@ -14,7 +14,8 @@ class Options:
 
     Attributes:
         placement: how planning spreads over several devices: None (the planner decides), "layers" or "time".
-        deterministic: kernels without atomics or tuning, so that equal runs give equal bits.
+        deterministic: kernels in fixed configurations (no kernel uses atomics) and plans without timings, so that equal runs on
+            one device give equal bits. Operations of torch's own follow `torch.use_deterministic_algorithms`.
         solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that
             equal input gives equal plans); None for the default, 0 for the constructive plan alone.
         collective_timeout_seconds: how long a rank waits for another before it raises.

@@ -89,6 +89,7 @@ def _run(
         smaller,
         session.options.adjoint_norms,
         session.recordings_for(executable),
+        session.options.deterministic,
     )
     results = run_step(request, session.record)
     finals = results[len(stack.sums) + len(stack.outs) :]

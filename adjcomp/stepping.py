@@ -67,6 +67,7 @@ class StepRequest:
     smaller: Callable[[int], Executable]
     adjoint_norms: bool
     recordings: Recordings | None
+    deterministic: bool
 
 
 def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Tensor, ...]:
@@ -74,7 +75,7 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
     executable, state = request.executable, request.state
     held_bytes = sum(request.held.resident_bytes().values()) - request.held.optimizer_bytes
     seed = int(torch.randint(2**62, ())) if _draws(executable) else 0
-    inputs = StepInputs(dict(state), request.sides, request.initial, seed, request.adjoint_norms)
+    inputs = StepInputs(dict(state), request.sides, request.initial, seed, request.adjoint_norms, request.deterministic)
 
     def make(executable: Executable) -> Step:
         recorded = 0 if executable.recorded is None else executable.recorded.total_bytes

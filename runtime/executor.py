@@ -19,6 +19,7 @@ from adjcomp.ir.stack import CarryInfo, OutputKind
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import carry, keep, stream
 from adjcomp.runtime.backward import Backward
+from adjcomp.runtime.kernels.determinism import fixed_kernels
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
 from adjcomp.runtime.recording import Recordings, Results
@@ -69,7 +70,7 @@ class Step:
     @torch.no_grad()
     def forward(self) -> StepOutputs:
         """Run the plan up to the Turn."""
-        with self._guard():
+        with self._guard(), fixed_kernels(self.tiles.inputs.deterministic):
             for action in self.actions[: self.turn]:
                 self._run(action)
             if self.exchange is not None:
@@ -84,7 +85,7 @@ class Step:
     def backward(self, given: Cotangents) -> StepGradients:
         """Run the rest with the cotangents of sums, outs and final states."""
         self.tiles.tracker.track_all(given.outs)  # autograd made them, and they live as long as this runs
-        with self._guard():
+        with self._guard(), fixed_kernels(self.tiles.inputs.deterministic):
             return self._reversed(given)
 
     def _guard(self) -> AbstractContextManager[None]:

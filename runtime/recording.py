@@ -20,6 +20,7 @@ from adjcomp.ir.executable import Executable
 from adjcomp.ir.program import Program
 from adjcomp.ir.recording import ALIGNMENT, RecordedPrograms
 from adjcomp.runtime.codegen import compiled
+from adjcomp.runtime.kernels.determinism import is_fixed
 from adjcomp.runtime.memory import StorageTracker
 
 log = logging.getLogger("adjcomp")
@@ -174,7 +175,7 @@ def _addresses(call: Call) -> tuple[object, ...]:
     """What a recording is bound to: parameters, accumulators, and settings that choose other kernels."""
     parameters = [t.data_ptr() for t, fixed in zip(call.arguments, call.fixed, strict=True) if fixed]
     accumulators = [None if t is None else t.data_ptr() for t in call.gradients]
-    settings = (torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32)
+    settings = (is_fixed(), torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32)
     return (*parameters, *accumulators, *settings)
 
 

@@ -14,7 +14,7 @@ Held = list[Tensor | None]  # the tensors of one value of the plan; None where a
 @dataclass(frozen=True)
 class StepInputs:
     """What one call brings: parameters and buffers by name, sides and initial states from the prologue, the step's seed,
-    and whether norms of adjoint states are wanted.
+    whether norms of adjoint states are wanted, and whether kernels run in their fixed configurations.
     """
 
     state: dict[str, Tensor]
@@ -22,6 +22,7 @@ class StepInputs:
     initial: Sequence[Tensor]
     seed: int
     adjoint_norms: bool = False
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Which block sizes a kernel runs with: the first row of table.json that fits kernel, architecture, shape and shared memory.
 
-Rows for one architecture come from the tuner (`adjcomp.runtime.kernels.triton.tune`) and go before those for "any". Where torch
-is told to be deterministic only the rows for "any" count, so that another table or another GPU of the same kind changes nothing.
+Rows for one architecture come from the tuner (`adjcomp.runtime.kernels.triton.tune`) and go before those for "any". Where a step
+or torch is told to be deterministic only the rows for "any" count, so that another table or another GPU of the same kind changes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from adjcomp.runtime.kernels.determinism import is_fixed
 
 TABLE = Path(__file__).with_name("table.json")
 ANY = "any"
@@ -125,8 +128,7 @@ def choose(kernel: str, device: torch.device, **sizes: int) -> Config:
     """
     if kernel in _forced:
         return _forced[kernel]
-    fixed = torch.are_deterministic_algorithms_enabled()
-    return _choose(kernel, target_of(device), fixed, tuple(sorted(sizes.items())))
+    return _choose(kernel, target_of(device), is_fixed(), tuple(sorted(sizes.items())))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,8 +147,7 @@ def segments(steps: int, programs: int, interval: int, device: torch.device) -> 
 
     `programs` is how many there are per segment (batch and channel blocks).
     """
-    fixed = torch.are_deterministic_algorithms_enabled()
-    wanted = FIXED_PROGRAMS if fixed else PROGRAMS_PER_PROCESSOR * target_of(device).processors
+    wanted = FIXED_PROGRAMS if is_fixed() else PROGRAMS_PER_PROCESSOR * target_of(device).processors
     length = interval
     while length < steps and -(-steps // (2 * length)) * programs >= wanted:
         length *= 2

@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
+from adjcomp.runtime.kernels.determinism import fixed_kernels
 from adjcomp.runtime.kernels.triton import aot, catalogue, configs
 from adjcomp.runtime.kernels.triton.aot import Row
 
@@ -68,6 +70,21 @@ def test_faults_are_named(row: Row) -> None:
     assert row.faults == []
     for bad, message in faulty(row):
         assert any(message in fault for fault in bad.faults)
+
+
+def test_a_deterministic_step_takes_rows_and_segments_for_any_device() -> None:
+    """Given a tuned row for this device, when fixed kernels are asked for, then the common one is taken."""
+    tuned = configs.Row(configs.Config("k", {"BLOCK": 1}), "meta")
+    common = configs.Row(configs.Config("k", {"BLOCK": 2}))
+    device = torch.device("meta")
+    with configs.table([tuned, common]):
+        assert configs.choose("k", device).constants["BLOCK"] == 1
+        with fixed_kernels(True):
+            assert configs.choose("k", device).constants["BLOCK"] == 2
+            assert configs.segments(1 << 20, 1, 64, device) == 1024
+        with fixed_kernels(False):
+            assert configs.choose("k", device).constants["BLOCK"] == 1
+    assert configs.segments(1 << 20, 1, 64, device) > 1024
 
 
 def test_the_choice_goes_by_size_architecture_and_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
