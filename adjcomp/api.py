@@ -70,6 +70,10 @@ def compile(
     warn_once(variant)
     chosen = options or Options()
     check_streams(chosen, variant)
+    if chosen.host_budget is not None and device.type == "cpu":
+        raise ValueError("Options(host_budget=…) spills borders from an accelerator to its host, and this model is on the host")
+    if chosen.host_budget is not None and mesh is not None:
+        raise ValueError("Options(host_budget=…) spills borders of plans for one device, and a mesh has several")
     spread = None if mesh is None else join(mesh, chosen, device)
     return make_view(Session(model, mem_budget, chunk, chosen, optimizer, plan, variant, spread))
 

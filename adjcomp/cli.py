@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(plan, seq_len=None)
     _add_machine(plan)
     plan.add_argument("--budget", help="bytes on every device, such as 38GiB (default: all that a device has)")
+    plan.add_argument("--host-budget", help="pinned host memory that borders may be spilled to, such as 64GiB (default: none)")
     plan.add_argument("--chunk", type=parse_count, help="chunk length in tokens (default: the planner chooses)")
     plan.add_argument("--html", metavar="FILE", help="write the plan as a page")
     plan.add_argument("--json", metavar="FILE", help="save the plan; adjcomp show and Plan.from_json read it")

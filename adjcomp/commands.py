@@ -20,6 +20,7 @@ Answer = tuple[str, int]
 def plan_command(arguments: argparse.Namespace) -> Answer:
     """Plan a step, print the plan, write the files that are asked for."""
     from adjcomp.offline import plan
+    from adjcomp.options import Options
 
     for path in (arguments.html, arguments.json, arguments.perfetto):
         _check_folder(path)
@@ -35,6 +36,7 @@ def plan_command(arguments: argparse.Namespace) -> Answer:
         example_inputs=_inputs(found, arguments),
         adjoint_window=arguments.adjoint_window,
         coupling=arguments.coupling,
+        options=Options(host_budget=arguments.host_budget),
     )
     if arguments.json:
         Path(arguments.json).write_text(made.to_json(), encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from adjcomp.units import parse_bytes
+
 PLACEMENTS = (None, "layers", "time")
 
 
@@ -24,6 +26,8 @@ class Options:
         cuda_graphs: whether tiles of residual layers are recorded as CUDA graphs and replayed, one launch instead of one for each
             kernel. None: those that take longer to launch than to run, where the memory that it takes is a small part of the
             budget. True: all. False: none. Under a mesh, with several streams, and on a CPU, none are.
+        host_budget: pinned host memory, as bytes or a string such as "64GiB", that borders of a plan for one accelerator may be
+            spilled to; None: they stay on the device.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
@@ -34,6 +38,7 @@ class Options:
     adjoint_norms: bool = False
     streams: int = 1
     cuda_graphs: bool | None = None
+    host_budget: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -48,6 +53,8 @@ class Options:
             raise ValueError(f"streams must be at least 1, not {self.streams}")
         if not (self.cuda_graphs is None or isinstance(self.cuda_graphs, bool)):
             raise TypeError(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
+        if self.host_budget is not None:
+            parse_bytes(self.host_budget)
         if self.solver_time_limit_seconds is not None:
             _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
         _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)

@@ -13,10 +13,10 @@ from adjcomp.errors import BudgetError
 from adjcomp.ir.actions import Recompute
 from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
-from adjcomp.ir.plan import Plan
+from adjcomp.ir.plan import HostTier, Plan
 from adjcomp.ir.recording import RESIDENT_KIND, RecordingPolicy
 from adjcomp.ir.variant import Coupling, Variant
-from adjcomp.machine import Device, Machine, known_profiles, profile_device
+from adjcomp.machine import Device, Link, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.forks import side_by_side
@@ -26,6 +26,7 @@ from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import solve
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.cuda_graphs import LIBRARY_BYTES, can_record
+from adjcomp.units import parse_bytes
 
 RECORDINGS_SHARE = 0.05  # of a budget that recordings may take where nobody asked for them
 CALIBRATE_FROM_SECONDS = 0.5  # shorter steps are planned by the analytic model: timing tiles would take longer than it could win
@@ -174,6 +175,23 @@ def plan_on_machine(request: OfflineRequest) -> Plan:
     return side_by_side(best, request.options.streams)
 
 
+def host_tier(options: Options, device: Device) -> HostTier | None:
+    """Where borders of a plan on `device` may be spilled to; None where the options allow it nowhere.
+
+    Raises:
+        ValueError: the device is a CPU.
+    """
+    if options.host_budget is None:
+        return None
+    if device.kind == "cpu":
+        raise ValueError(
+            f"host_budget={options.host_budget!r} spills borders from an accelerator to its host, and {device.name} computes in "
+            "the host's own memory: raise mem_budget instead"
+        )
+    link = Link(device.host_bandwidth)
+    return HostTier(parse_bytes(options.host_budget), link.bandwidth, link.latency)
+
+
 def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:
     """The costs of tiles that keep what `policy` says, on the machine's first device."""
     splits = request.captured.splits(policy)
@@ -184,6 +202,8 @@ def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:
 
 def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostModel]) -> Plan:
     """The plan of a request on several devices."""
+    if request.options.host_budget is not None:
+        raise ValueError(f"host_budget spills borders of plans for one device, and {request.machine.name} has several")
     from adjcomp.passes.place import solve_machine
 
     stack, held, optimizer = request.captured.stack, request.held, request.optimizer
@@ -210,6 +230,7 @@ def _solve_offline(request: OfflineRequest, model: CostModel, device: str, *, re
             candidates=request.candidates,
             device=device,
             options=request.options,
+            host=host_tier(request.options, request.machine.devices[0]),
         )
     except BudgetError:
         if required:
@@ -260,6 +281,7 @@ def _solve(request: PlanRequest, model: CostModel) -> Plan:
         candidates=request.candidates,
         device=request.device,
         options=request.options,
+        host=host_tier(request.options, own_device(request.held)),
     )
 
 

@@ -34,7 +34,7 @@ def emit(costs: StackCosts, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
     Raises:
         ValueError: there are not as many modes as chunks, or a mode holds tiles that have no VJP.
     """
-    _check(costs, modes)
+    check_modes(costs, modes)
     made: dict[tuple[ColumnMode, bool, bool], tuple[Column, Column]] = {}
     last = costs.chunk_count - 1
     columns = []
@@ -53,7 +53,7 @@ def emit(costs: StackCosts, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _check(costs: StackCosts, modes: Sequence[ColumnMode]) -> None:
+def check_modes(costs: StackCosts, modes: Sequence[ColumnMode]) -> None:
     """ValueError for modes that don't belong to `costs`."""
     if len(modes) != costs.chunk_count:
         raise ValueError(f"{costs.chunk_count} chunks need as many modes, not {len(modes)}")
@@ -89,7 +89,7 @@ def emit_nested(costs: StackCosts, modes: Sequence[ColumnMode], runs: Sequence[R
     Columns of a kind differ in time and in which of the borders around them are read later, so what they drop is found once for
     each case; the last chunk, which is reversed at once, is a case of its own.
     """
-    _check(costs, modes)
+    check_modes(costs, modes)
     last = costs.chunk_count - 1
     sweeps = [_Sweep(list(forward_column(costs, chunk, modes[chunk])), chunk, True) for chunk in range(last)]
     turn = [*forward_column(costs, last, modes[last]), Turn(0, costs.head), *backward_column(costs, last, modes[last])]

@@ -27,7 +27,7 @@ def side_by_side(plan: Plan, streams: int) -> Plan:
 
     The predicted seconds stay: streams share one device, so they fill its gaps but add nothing to what it can do.
     """
-    if streams < 2 or len(plan.shares) > 1 or not plan.costs.shares_cotangent:
+    if streams < 2 or len(plan.shares) > 1 or plan.shares[0].host is not None or not plan.costs.shares_cotangent:
         return plan
     actions = tuple(_spread(plan, streams))
     totals = simulate(plan.costs, plan.shares, actions)

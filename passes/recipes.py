@@ -12,7 +12,7 @@ from typing import Any
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
-from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
 Relative = tuple[Kind, int, int]  # kind, layer, chunk relative to the action's
@@ -53,10 +53,14 @@ class Recipes:
     def of(self, action: Action) -> tuple[Recipe, int]:
         """The recipe of `action`, and the chunk that its values are relative to."""
         key_of = _KEYS.get(type(action))
-        if key_of is None:
+        if key_of is not None:
+            chunk: int = action.chunk  # type: ignore[attr-defined]
+            key = key_of(action, self.last)
+        elif isinstance(action, Offload | Fetch):
+            kind, layer, chunk = action.value
+            key = (type(action), kind, layer, chunk == self.last)
+        else:
             return self._made(action, 0), 0
-        chunk: int = action.chunk  # type: ignore[attr-defined]
-        key = key_of(action, self.last)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._made(action, chunk)
@@ -100,8 +104,8 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.tile(costs.head, chunk).adjoint_workspace_bytes
         case Publish(layer=layer):
             return costs.publish_bytes[layer]
-        case Free() | Fork() | Join() | Send() | Sum() | SumTied():
+        case Free() | Fork() | Join() | Send() | Sum() | SumTied() | Offload():
             return 0
-        case Start() | Turn() | Receive():
+        case Start() | Turn() | Receive() | Fetch():
             return sum(value_bytes(costs, value) for value in action.writes(costs))
     raise TypeError(f"no workspace rule for {type(action).__name__}")

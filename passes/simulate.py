@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adjcomp.ir.actions import Action, Turn
 from adjcomp.ir.costs import StackCosts
@@ -14,6 +14,7 @@ from adjcomp.ir.plan import Share, total
 from adjcomp.ir.values import Kind
 from adjcomp.passes.lanes import Lanes
 from adjcomp.passes.recipes import Recipes
+from adjcomp.passes.spill import HostTimes
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class Totals:
     peak_bytes: dict[str, int]  # device name -> most bytes live at any action
     bytes_by_kind: dict[str, dict[str, int]]  # device name -> kind -> bytes at the first action of the peak
     seconds: float
+    host_peak_bytes: dict[str, int] = field(default_factory=dict)  # device name -> most bytes offloaded at a time
 
 
 def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Action]) -> Totals:
-    """Peak bytes per device and seconds of `actions` run one after the other."""
+    """Peak bytes per device and seconds of `actions` run one after the other, with copies to and from a host beside them."""
     recipes = Recipes(costs)
     own: list[Sequence[Action]] = [actions]
     if len(shares) > 1:
@@ -37,6 +39,9 @@ def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Actio
     seconds: list[float] = []
     for share, mine in zip(shares, own, strict=True):
         peaks[share.name], kinds[share.name] = _device_peak(recipes, share, mine, seconds)
+    if len(shares) == 1 and shares[0].host is not None:
+        timed = HostTimes(costs, shares[0].host).run(actions)
+        return Totals(peaks, kinds, timed.now, {shares[0].name: timed.peak})
     return Totals(peaks, kinds, math.fsum(seconds))
 
 

@@ -16,9 +16,10 @@ from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp,
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.stack import CarryInfo, OutputKind
-from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import carry, keep, stream
 from adjcomp.runtime.backward import Backward
+from adjcomp.runtime.host import HostCopies, offloaded_bytes
 from adjcomp.runtime.kernels.determinism import fixed_kernels
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
@@ -50,10 +51,16 @@ class Step:
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.streams = streams_of(self.tiles.device)
         self.outputs = self._new_outputs()
+        self.host = self._host()
         self.reverse: Backward | None = None
         self.adjoint_norms: Tensor | None = None  # after the backward, where they are wanted
         budget = executable.plan.shares[0 if exchange is None else exchange.part.device].budget_bytes
         self.guard = ResidentGuard(budget, tracker.live_bytes) if self.tiles.device.type == "cpu" else None
+
+    def _host(self) -> HostCopies | None:
+        """What moves values to the host and back, for plans that do."""
+        size = offloaded_bytes(self.actions, self.executable.stack)
+        return HostCopies(self.executable.plan.costs, self.tracker, self.tiles.device, size) if size else None
 
     def _new_outputs(self) -> StepOutputs:
         stack, device, seq_len = self.executable.stack, self.tiles.device, self.executable.plan.costs.seq_len
@@ -80,6 +87,7 @@ class Step:
     def forget(self) -> None:
         """Drop everything held for a backward that will not come."""
         self.tiles.values.clear()
+        self.host = None
 
     @torch.no_grad()
     def backward(self, given: Cotangents) -> StepGradients:
@@ -98,7 +106,7 @@ class Step:
         for action in self.actions[self.turn :]:
             self._run(action)
         self.reverse = None
-        self.tiles.values.clear()
+        self.forget()
         found = reverse.gradients()
         if self.tiles.inputs.adjoint_norms:
             self.adjoint_norms = reverse.adjoint_norms()
@@ -110,6 +118,8 @@ class Step:
     def _run(self, action: Action) -> None:
         if self.exchange is not None:
             self.exchange.before(action)
+        if self.host is not None:
+            self.host.before(action)
         match action:
             case Start(first=first, last=last):
                 self._start(first, last)
@@ -136,6 +146,8 @@ class Step:
                 pass  # gradients leave together, as the result of the bridge to autograd
             case Send() | Receive() | Sum() | SumTied():
                 self._between(action)
+            case Offload() | Fetch():
+                self._spill(action)
             case _:
                 raise NotImplementedError(f"the executor has no rule for {type(action).__name__}")
         for value in action.frees:
@@ -156,6 +168,15 @@ class Step:
                 self.tiles.values[value] = self.exchange.receive(action)
             case Sum() | SumTied():
                 self.exchange.add(action, self._reverse().parameters)
+
+    def _spill(self, action: Offload | Fetch) -> None:
+        """An action between the device and its host."""
+        if self.host is None:
+            raise RuntimeError(f"{action} in a plan that offloads nothing")
+        if isinstance(action, Offload):
+            self.host.offload(action.value, self.tiles.values[action.value])
+        else:
+            self.tiles.values[action.value] = self.host.fetch(action.value)
 
     def _reverse(self) -> Backward:
         if self.reverse is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,19 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class HostTier:
+    """Pinned host memory beside a device, for borders that are spilled; its two directions don't slow each other down."""
+
+    budget_bytes: int  # most bytes of this device's values there
+    bandwidth: float  # bytes per second, each way
+    latency: float  # seconds until the first byte arrives
+
+    def seconds(self, size: int) -> float:
+        """Seconds to move `size` bytes."""
+        return self.latency + size / self.bandwidth
+
+
+@dataclass(frozen=True)
 class Share:
     """What one device brings to the plan and holds during the whole step."""
 
@@ -34,6 +47,7 @@ class Share:
     resident_bytes: dict[str, int]  # live during the whole step, by kind
     turn_bytes: dict[str, int]  # live from the Turn on, by kind
     speed: float = 1.0  # how many times as fast as the plan's cost tables say
+    host: HostTier | None = None  # where values may be offloaded to
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,7 @@ class Certificate:
     status: Status
     space: str  # the plan space that the bound speaks of, in words
     chunks: tuple[int, ...]  # chunk lengths of that space, tokens
+    host_peak_bytes: dict[str, int] = field(default_factory=dict)  # device name -> most bytes on its host, where it has a tier
 
     @property
     def gap(self) -> float:
@@ -99,6 +114,11 @@ class Plan:
     def peak_bytes(self) -> dict[str, int]:
         """Device name -> predicted peak, bytes."""
         return dict(self.certificate.peak_bytes)
+
+    @property
+    def host_peak_bytes(self) -> dict[str, int]:
+        """Device name -> most bytes offloaded to pinned host memory at a time; devices without that tier are not named."""
+        return dict(self.certificate.host_peak_bytes)
 
     @property
     def budget_bytes(self) -> dict[str, int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.clock import Clock, WaitError
 from adjcomp.ir.forks import Fork, Join
+from adjcomp.ir.hosts import HostMemory
 from adjcomp.ir.kinds import by_kind
 from adjcomp.ir.ledger import Ledger
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, tile_rule, value_size
 from adjcomp.ir.section import RaceError, Section
-from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 
 
@@ -29,7 +30,9 @@ class Replay:
         self.seconds: list[float] = []
         self.ledger = Ledger(plan.costs, len(plan.shares))
         self.summing: list[int] = []  # devices whose part of the sum at hand has come by
-        self.clock = Clock(plan.wiring, [0.0 for _ in devices]) if plan.wiring is not None else None
+        self.host = HostMemory([share.host for share in plan.shares])
+        timed = plan.wiring is not None or self.host.exists
+        self.clock = Clock(plan.wiring, self.host.tiers, [0.0 for _ in devices]) if timed else None
         self.section: Section | None = None  # between a Fork and its Join
         self._rules: dict[tuple[type[Action], int, bool, bool], Rule] = {}
 
@@ -68,9 +71,9 @@ class Replay:
                 self._fork(action)
             case Join():
                 self._join(action)
-            case Send() | Receive() | Sum() | SumTied():
+            case Send() | Receive() | Sum() | SumTied() | Offload() | Fetch():
                 try:
-                    self._between(action)
+                    self._transfer(action)
                 except WaitError as late:
                     raise BrokenRule(f"{late}: a deadlock") from None
             case _:
@@ -86,6 +89,7 @@ class Replay:
         if self.clock is not None and (self.clock.posted or self.clock.offered):
             source, target, value = next(iter({**self.clock.posted, **self.clock.offered}))
             raise BrokenRule(f"{value} from device {source} to device {target} has only one side: the other waits for ever")
+        self.host.finish()
         for device, live in enumerate(self.live):
             if live:
                 names = ", ".join(str(value) for value in list(live)[:5])
@@ -106,30 +110,54 @@ class Replay:
             self.held[0][value.kind] += size
         self._run(action, 0, Rule((), (), (), 0, 0.0))
 
-    def _between(self, action: Send | Receive | Sum | SumTied) -> None:
-        """An action that involves other devices."""
-        if self.clock is None:
-            raise BrokenRule("a plan for one device has nobody to talk to")
+    def _transfer(self, action: Send | Receive | Sum | SumTied | Offload | Fetch) -> None:
+        """An action that involves other devices or the host."""
         if action.frees:
             raise BrokenRule("only a computation drops values: a transfer may still be on its way")
+        if isinstance(action, Offload | Fetch):
+            self._spill(action)
+        elif self.clock is None or len(self.shares) == 1:
+            raise BrokenRule("a plan for one device has nobody to talk to")
+        else:
+            self._between(action, self.clock)
+
+    def _spill(self, action: Offload | Fetch) -> None:
+        """An action between a device and its host."""
+        device, value = action.device, action.value
+        if self.section is not None:
+            raise BrokenRule("copies to the host and back start outside of a Fork and its Join")
+        if self.clock is None:
+            raise BrokenRule(f"{type(action).__name__} of {value}, but device {device} has no host tier")
+        if isinstance(action, Offload):
+            if value not in self.live[device]:
+                raise BrokenRule(f"offloads {value}, which isn't live")
+            self.host.take(device, value, self.live[device][value])
+            self.clock.offload(device, value, self.live[device][value])
+        else:
+            size = self.host.give(device, value)
+            self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
+            self.clock.fetch(device, value, size)
+
+    def _between(self, action: Send | Receive | Sum | SumTied, clock: Clock) -> None:
+        """An action that involves other devices."""
         match action:
             case Sum(layer=layer, size=size):
-                self._sum(action.device, "Sum", layer, (layer,), size, self.clock)
+                self._sum(action.device, "Sum", layer, (layer,), size, clock)
             case SumTied(tie=tie):
                 if not 0 <= tie < len(self.costs.ties):
                     raise BrokenRule(f"there is no tie {tie}")
                 shared = self.costs.ties[tie]
-                self._sum(action.device, "SumTied", tie, shared.layers, shared.gradient_bytes, self.clock)
+                self._sum(action.device, "SumTied", tie, shared.layers, shared.gradient_bytes, clock)
             case Send(value=value, to=to):
                 self._other(action.device, to)
                 if value not in self.live[action.device]:
                     raise BrokenRule(f"sends {value}, which isn't live")
-                self.clock.send(action.device, to, value, self.live[action.device][value])
+                clock.send(action.device, to, value, self.live[action.device][value])
             case Receive(value=value, source=source):
                 self._other(action.device, source)
                 size = value_size(self.costs, *value)
                 self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
-                self.clock.receive(action.device, source, value)
+                clock.receive(action.device, source, value)
 
     def _other(self, device: int, other: int) -> None:
         """BrokenRule unless `other` is another device."""
@@ -219,11 +247,13 @@ class Replay:
         """Let the clock run: on one device times add up, on several they depend on what arrives when."""
         if self.clock is None:
             self.seconds.append(seconds)
-        elif not isinstance(action, Receive):
+        elif not isinstance(action, Receive | Fetch):
             try:
                 self.clock.compute(action.device, reads, writes, action.frees, seconds / self.shares[action.device].speed)
             except WaitError as late:
                 raise BrokenRule(f"{late}: a deadlock") from None
+            if self.host.returning[action.device]:
+                self.host.arrived(action.device, reads, action.frees)
 
     def _account(self, device: int, held: dict[Kind, int], extra: int) -> None:
         """Compare the peak of an action with the budget; `held` are the bytes that were live when it started."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from adjcomp.ir.actions import Action, own_fields
 from adjcomp.ir.costs import StackCosts, Tie, TileCost
-from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
+from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status, Wiring
 from adjcomp.ir.transfers import ACTIONS
 from adjcomp.ir.values import Value, parse_value
 
@@ -50,7 +50,7 @@ def plan_from_json(text: str) -> Plan:
         known: dict[str, Value] = {}
         return Plan(
             costs=costs,
-            shares=tuple(Share(**share) for share in data["shares"]),
+            shares=tuple(_share(share) for share in data["shares"]),
             wiring=_wiring(data["wiring"]),
             certificate=Certificate(
                 **{**certificate, "status": Status(certificate["status"]), "chunks": tuple(certificate["chunks"])}
@@ -98,6 +98,12 @@ def _decode(entry: dict[str, Any], known: dict[str, Value]) -> Action:
     if "value" in arguments:
         arguments["value"] = parse_value(arguments["value"])
     return ACTIONS[name](frees=tuple(frees), **arguments)
+
+
+def _share(data: dict[str, Any]) -> Share:
+    """One device of a saved plan."""
+    host = data.get("host")
+    return Share(**{**data, "host": None if host is None else HostTier(**host)})
 
 
 def _wiring(data: dict[str, Any] | None) -> Wiring | None:

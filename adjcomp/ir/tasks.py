@@ -9,6 +9,7 @@ import networkx
 
 from adjcomp.ir.actions import Adjoint, HeadVjp, Publish
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.ir.values import Value, value_bytes
 
 
@@ -69,6 +70,7 @@ def action_graph(plan: Plan) -> networkx.DiGraph:
     graph = networkx.DiGraph()
     maker: dict[tuple[int, Value], int] = {}
     last_adjoint: dict[int, int] = {}
+    stored: dict[tuple[int, Value], int] = {}  # the Offload of a value
     for index, action in enumerate(plan.actions):
         graph.add_node(index, action=action, seconds=action.seconds(plan.costs))
         sources: dict[int, list[Value]] = {}
@@ -77,6 +79,10 @@ def action_graph(plan: Plan) -> networkx.DiGraph:
                 sources.setdefault(source, []).append(value)
         if isinstance(action, Publish) and action.layer in last_adjoint:
             sources.setdefault(last_adjoint[action.layer], [])
+        if isinstance(action, Offload):
+            stored[action.device, action.value] = index
+        elif isinstance(action, Fetch) and (action.device, action.value) in stored:
+            sources.setdefault(stored.pop((action.device, action.value)), []).append(action.value)
         for source, values in sources.items():
             graph.add_edge(source, index, values=tuple(values), bytes=sum(value_bytes(plan.costs, value) for value in values))
         for value in action.writes(plan.costs):

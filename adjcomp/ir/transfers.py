@@ -1,10 +1,15 @@
-"""Actions between devices, and the closed set of all actions.
+"""Actions between devices, and between a device and its host; the closed set of all actions.
 
 How they take time: a device runs its actions in the plan's order. A computation starts when the one before it has ended and
 what it reads has arrived. `Send` and `Receive` take no time of their device; they are issued when the computation before them
 has ended. The transfer starts when both sides are issued and the way between the two devices is free. A computation that drops
 a value on its way to another device ends no earlier than that transfer. `Sum` and `SumTied` start when every device that takes
 part has come to them, and end for all at once.
+
+`Offload` and `Fetch` move values between a device and its host as `Send` and `Receive` do between devices: they take no time of
+the device, each direction moves one value after the other, and a fetch starts when its value has reached the host. The bytes of
+an offloaded value count on the device until a computation drops it, which waits for the copy, and on the host from the `Offload`
+until a computation reads the fetched value, which waits for that copy.
 """
 
 from __future__ import annotations
@@ -102,6 +107,38 @@ class SumTied(Action):
         return 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Offload(Action):
+    """Read as: copy `value` to pinned host memory; it stays on the device until a later computation drops it."""
+
+    value: Value
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Action):
+    """Read as: make room for `value` on the device and bring it back from the host, which forgets it."""
+
+    value: Value
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
 _TILES = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish)
-_SET = (*_TILES, Fork, Join, Send, Receive, Sum, SumTied)
+_SET = (*_TILES, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

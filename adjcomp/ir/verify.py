@@ -66,6 +66,9 @@ def _check_certificate(plan: Plan, machine: Replay) -> None:
         named = promised.bytes_by_kind.get(share.name)
         if named != kinds:
             raise VerifyError(f"the certificate says {named} are live at the peak of {share.name}; it is {kinds}")
+    hosts = {share.name: machine.host.peak[d] for d, share in enumerate(plan.shares) if share.host is not None}
+    if promised.host_peak_bytes != hosts:
+        raise VerifyError(f"the certificate promises host peaks of {promised.host_peak_bytes} bytes; they are {hosts}")
     seconds = math.fsum(machine.seconds) if machine.clock is None else max(machine.clock.free)
     if promised.seconds != seconds:
         raise VerifyError(f"the certificate promises {promised.seconds!r} seconds; the actions take {seconds!r}")

@@ -36,6 +36,8 @@ def _figures(first: Plan, second: Plan) -> Iterable[Row]:
         ("peak", max(first.peak_bytes.values()), max(second.peak_bytes.values())),
     ):
         yield label, format_bytes(a), format_bytes(b), _change(a, b)
+    hosts = [max(plan.host_peak_bytes.values(), default=0) for plan in (first, second)]
+    yield "on the host", format_bytes(hosts[0]), format_bytes(hosts[1]), _change(*hosts)
     for label, x, y in (
         ("step", first.seconds, second.seconds),
         ("lower bound", first.lower_bound_seconds, second.lower_bound_seconds),

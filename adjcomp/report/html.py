@@ -50,6 +50,7 @@ def _figures(plan: Plan) -> str:
         (f"{plan.costs.seq_len / plan.seconds:,.0f}" if plan.seconds else "-", "tokens a second, each sequence"),
         (f"{100 * plan.gap:.2f} %", f"gap to the lower bound ({plan.status.value})"),
         (format_bytes(peak), f"peak, of {format_bytes(budget)}"),
+        *((format_bytes(size), f"of borders on the host of {escape(name)}") for name, size in plan.host_peak_bytes.items()),
         (f"{plan.costs.chunk_count} × {plan.costs.chunk:,}", "chunks of tokens"),
         (f"{len(plan.actions):,}", "actions"),
     )

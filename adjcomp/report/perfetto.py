@@ -34,7 +34,7 @@ def _device_events(plan: Plan, device: int, moments: Sequence[Moment]) -> Iterat
             rows[name] = len(rows) + 1
             yield {"ph": "M", "pid": device, "tid": rows[name], "name": "thread_name", "args": {"name": name}}
             yield {"ph": "M", "pid": device, "tid": rows[name], "name": "thread_sort_index", "args": {"sort_index": rows[name]}}
-        if moment.seconds > 0:
+        if moment.seconds > 0 or moment.copied is not None:
             yield _slice(plan, device, rows[name], moment, name)
         elif isinstance(moment.action, Send | Receive):
             words = f"{name} {moment.action.value}"
@@ -49,15 +49,16 @@ def _device_events(plan: Plan, device: int, moments: Sequence[Moment]) -> Iterat
 
 
 def _slice(plan: Plan, device: int, row: int, moment: Moment, kind: str) -> dict[str, object]:
-    """One action with its beginning and its length."""
+    """One action with its beginning and its length; of an action that starts a copy, those of the copy."""
+    begin, end = moment.copied or (moment.start, moment.start + moment.seconds)
     layer, chunk = layer_of(plan.costs, moment.action), chunk_of(moment.action)
     name = type(moment.action).__name__ if layer is None else plan.costs.layers[layer].name
     return {
         "ph": "X",
         "pid": device,
         "tid": row,
-        "ts": _micros(moment.start),
-        "dur": _micros(moment.seconds),
+        "ts": _micros(begin),
+        "dur": _micros(end - begin),
         "name": name,
         "cat": kind,
         "args": {"layer": layer, "chunk": chunk, "peak bytes": moment.peak_bytes},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.transfers import Offload
+from adjcomp.ir.values import value_bytes
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.report.places import placement_lines
 from adjcomp.report.streams import stream_lines
@@ -85,6 +87,9 @@ def _memory(plan: Plan) -> list[str]:
         lines.append(
             f"  {share.name:<14} {_bar(peak, share.budget_bytes)} {format_bytes(peak)} of {format_bytes(share.budget_bytes)}"
         )
+        if share.host is not None:
+            size, most = plan.host_peak_bytes[share.name], share.host.budget_bytes
+            lines.append(f"  {'its host':<14} {_bar(size, most)} {format_bytes(size)} of {format_bytes(most)}")
     peak = sum(plan.bytes_by_kind.values())
     lines.append("  at the peak" + ("" if len(plan.shares) == 1 else " of the fullest device"))
     for kind, size in plan.bytes_by_kind.items():
@@ -107,8 +112,19 @@ def _modes(plan: Plan) -> list[str]:
         lines.append(f"  {place}{row.mode:<6} {MODE_WORDS[row.mode]}")
     if len(rows) > MOST_ROWS:
         lines.append(f"  … and {len(rows) - MOST_ROWS} more rows")
-    lines.append(f"  tiers: internals, borders and adjoint states are all on the device{_nesting(plan)}")
+    lines.append(f"  tiers: {_tiers(plan)}")
     return lines
+
+
+def _tiers(plan: Plan) -> str:
+    """What is where."""
+    spilled = {action.value.chunk for action in plan.actions if isinstance(action, Offload)}
+    if not spilled:
+        return f"internals, borders and adjoint states are all on the device{_nesting(plan)}"
+    return (
+        f"internals and adjoint states are on the device; {len(spilled)} of {plan.costs.chunk_count} borders wait on the host "
+        "from the forward until the backward comes for them"
+    )
 
 
 def _nesting(plan: Plan) -> str:
@@ -195,7 +211,21 @@ def _actions(plan: Plan) -> list[str]:
         if seconds[name] > 0:
             share = 100 * seconds[name] / (plan.seconds * len(plan.shares))
             lines.append(f"  {name:<26}{count:>8}  {format_seconds(seconds[name]):>14}  {share:5.1f} %")
-    return lines
+    return [*lines, *_transfers(plan, counts)]
+
+
+def _transfers(plan: Plan, counts: Mapping[str, int]) -> list[str]:
+    """Copies to a host and back: they run beside the computations, which wait for them now and then."""
+    host = plan.shares[0].host
+    if host is None:
+        return []
+    moved = sum(value_bytes(plan.costs, action.value) for action in plan.actions if isinstance(action, Offload))
+    working = sum(action.seconds(plan.costs) for action in plan.actions)
+    waiting = max(0.0, plan.seconds - working)
+    return [
+        f"  {counts['offload']} copies to the host and {counts['fetch']} back, {format_bytes(moved)} each way at "
+        f"{format_bytes(round(host.bandwidth))}/s, run beside these; computations wait {format_seconds(waiting)} for them"
+    ]
 
 
 def action_name(action: Action) -> str:

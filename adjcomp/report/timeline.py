@@ -14,7 +14,7 @@ from adjcomp.ir.kinds import KIND_NAMES
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.replay import Replay
 from adjcomp.ir.rules import BrokenRule
-from adjcomp.ir.transfers import Sum
+from adjcomp.ir.transfers import Fetch, Offload, Sum
 
 FIXED, WORKSPACE = "model, inputs, gradients", "workspace"
 SERIES = (FIXED, *dict.fromkeys(KIND_NAMES.values()), WORKSPACE)  # what the bytes of a moment are divided into
@@ -23,12 +23,16 @@ _PLACE = {kind: SERIES.index(name) for kind, name in KIND_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One action. start, seconds: predicted, from the beginning of the step. sizes: bytes live at its peak, as in `SERIES`."""
+    """One action. start, seconds: predicted, from the beginning of the step. sizes: bytes live at its peak, as in `SERIES`.
+
+    copied: begin and end of the copy that an Offload or a Fetch starts; it runs beside the computations.
+    """
 
     action: Action
     start: float
     seconds: float
     sizes: tuple[int, ...]
+    copied: tuple[float, float] | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -60,7 +64,8 @@ def timelines(plan: Plan) -> tuple[list[Moment], ...]:
         sizes[-1] = max(_workspace(plan.costs, action), machine.bytes[device] - before, beside)
         seconds = action.seconds(plan.costs) / plan.shares[device].speed
         ends[device] = ends[device] + seconds if machine.clock is None else machine.clock.free[device]
-        found[device].append(Moment(action, ends[device] - seconds, seconds, tuple(sizes)))
+        copied = machine.clock.copied if isinstance(action, Offload | Fetch) and machine.clock is not None else None
+        found[device].append(Moment(action, ends[device] - seconds, seconds, tuple(sizes), copied))
     return found
 
 
@@ -73,6 +78,8 @@ def layer_of(costs: StackCosts, action: Action) -> int | None:
             return layer
         case Loss() | HeadVjp():
             return costs.head
+        case Offload(value=value) | Fetch(value=value):
+            return value.layer
     return None
 
 
@@ -83,6 +90,8 @@ def chunk_of(action: Action) -> int | None:
             return chunk
         case Loss(chunk=chunk) | HeadVjp(chunk=chunk):
             return chunk
+        case Offload(value=value) | Fetch(value=value):
+            return value.chunk
     return None
 
 
@@ -91,7 +100,7 @@ def _workspace(costs: StackCosts, action: Action) -> int:
     layer, chunk = layer_of(costs, action), chunk_of(action)
     if isinstance(action, Publish):
         return costs.publish_bytes[action.layer]
-    if layer is None or chunk is None:
+    if layer is None or chunk is None or isinstance(action, Offload | Fetch):
         return 0
     tile = costs.tile(layer, chunk)
     match action:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action
+from adjcomp.ir.modes import ColumnMode
 from adjcomp.passes.emit import emit, emit_nested
 from adjcomp.passes.schedule.bound import Bound, lower_bound
 from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, lean_choice, least_need
@@ -54,7 +55,11 @@ class Flat(Candidate):
         return self.bound.ticks * self.instance.tick * (1 - ROUNDING)
 
     def actions(self) -> tuple[Action, ...]:
-        return emit(self.instance.costs, self.instance.modes(in_order(self.instance, self.choice)))
+        return emit(self.instance.costs, self._modes())
+
+    def _modes(self) -> list[ColumnMode]:
+        """The modes of the choice, in the order that fits."""
+        return self.instance.modes(in_order(self.instance, self.choice))
 
 
 @dataclass
@@ -97,9 +102,9 @@ def worth_a_look(flat: list[Flat], known: float, gap: float) -> Iterator[Flat]:
 
 def minimum_bytes(instance: Instance) -> int:
     """The smallest budget of any plan of the instance."""
-    return min(flat_minimum(instance), nested_minimum(instance))
+    return flat_minimum(instance) if instance.spill is not None else min(flat_minimum(instance), nested_minimum(instance))
 
 
 def flat_minimum(instance: Instance) -> int:
-    """The smallest budget of a plan that stores every border."""
+    """The smallest budget of a plan that stores every border where the instance says."""
     return max(int(least_need(instance)[0]), instance.fixed_bytes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode
-from adjcomp.ir.plan import Share, total
+from adjcomp.ir.plan import HostTier, Share, total
 from adjcomp.passes.schedule.column import Column, Ints, column_of
 from adjcomp.passes.schedule.recompute import PassTable, pass_table
 from adjcomp.passes.schedule.table import OptionTable, column_options
@@ -53,21 +53,32 @@ class Menu:
 
 
 @dataclass(frozen=True)
+class Spill:
+    """Borders on the host: no column leaves any, and the place for a set of borders, or for two, is set aside on the device."""
+
+    host: HostTier
+    ahead: bool  # two sets: borders are fetched a whole column before they are needed
+    border_bytes: int  # of one set
+
+
+@dataclass(frozen=True)
 class Instance:
     """The problem at one chunk length, for any budget. `menus` serve plans, `bound_menus` bounds; complete ones are the same."""
 
     costs: StackCosts
     tick: float  # seconds
-    resident_bytes: int  # live during the whole step
-    backward_bytes: int  # resident and turn bytes
+    resident_bytes: int  # live during the whole step, or set aside for it
+    backward_bytes: int  # the same and turn bytes, in the backward
     menus: tuple[Menu, Menu, Menu]  # first, inner and last columns
     bound_menus: tuple[Menu, Menu, Menu]
     exact_ends: bool  # whether the first column has a menu of its own rather than that of inner ones, which need a little more
+    spill: Spill | None = None  # None: borders stay on the device
 
     @property
     def fixed_bytes(self) -> int:
-        """The peak of the publications: a floor that no choice lowers."""
-        return self.backward_bytes + max(self.costs.publish_bytes, default=0)
+        """The peak of the publications, when no border is left: a floor that no choice lowers."""
+        reserved = 0 if self.spill is None else (1 + self.spill.ahead) * self.spill.border_bytes
+        return self.backward_bytes - reserved + max(self.costs.publish_bytes, default=0)
 
     @cached_property
     def lean_menu(self) -> Menu:
@@ -102,12 +113,18 @@ class Instance:
 
 
 def build_instance(costs: StackCosts, share: Share) -> Instance:
-    """The instance of `costs` on the device of `share`."""
+    """The instance of `costs` on the device of `share`; where that has a host tier, the one whose borders wait there."""
     check_sizes(costs, share)
     tick = step_tick(costs)
     resident = total(share.resident_bytes)
     backward = resident + total(share.turn_bytes)
     columns = [column_of(costs, chunk) for chunk in (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)]
+    spill = None
+    if share.host is not None:
+        spill = Spill(share.host, False, sum(columns[1].border_in))
+        nowhere = (0,) * (costs.head + 1)
+        columns = [replace(column, border_in=nowhere, border_out=nowhere) for column in columns]
+        resident, backward = resident + spill.border_bytes, backward + spill.border_bytes
     exact = costs.chunk_count <= EXACT_CHUNKS
     slack = 0 if exact else sum(columns[1].adjoint_out)
     if not exact:
@@ -115,7 +132,26 @@ def build_instance(costs: StackCosts, share: Share) -> Instance:
     menus = _menus(columns, tick, resident, backward, optimistic=False)
     bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, backward, optimistic=True)
     first = Menu(bounds[0].column, bounds[0].options, bounds[0].need - slack)
-    return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact)
+    return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact, spill)
+
+
+def fetching_ahead(instance: Instance) -> Instance:
+    """A spilled instance with a second set of borders on the device."""
+    assert instance.spill is not None
+    more = instance.spill.border_bytes
+
+    def wider(menus: tuple[Menu, Menu, Menu]) -> tuple[Menu, Menu, Menu]:
+        first, inner, last = (replace(menu, need=menu.need + more) for menu in menus)
+        return first, inner, last
+
+    return replace(
+        instance,
+        resident_bytes=instance.resident_bytes + more,
+        backward_bytes=instance.backward_bytes + more,
+        menus=wider(instance.menus),
+        bound_menus=wider(instance.bound_menus),
+        spill=replace(instance.spill, ahead=True),
+    )
 
 
 def _lean_menu(column: Column, tick: float, backward: int) -> Menu:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from adjcomp.errors import BudgetError
 from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts
-from adjcomp.ir.plan import Certificate, Plan, Share, Status
+from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.candidates import (
@@ -32,6 +32,7 @@ from adjcomp.passes.schedule.candidates import (
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
+from adjcomp.passes.schedule.spilled import spilled_candidates, spilled_instances
 from adjcomp.passes.simulate import simulate
 
 DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
@@ -45,6 +46,10 @@ SPACE = (
     "and recomputes the others from the border in one pass, in which each tile keeps its internals or its input; or nested: only "
     f"the last chunk holds anything, at most {MOST_STORED} borders are stored at a time, and the others are recomputed from those"
 )
+SPILLED_SPACE = (
+    "; or spilled: borders are offloaded to the host when they are made and fetched one column before they are needed, or each "
+    "into the place of the one that was just dropped, with the places of two sets of borders, or of one, set aside on the device"
+)
 
 
 def solve(
@@ -55,6 +60,7 @@ def solve(
     candidates: Sequence[int],
     device: str,
     options: Options,
+    host: HostTier | None = None,
 ) -> Plan:
     """The fastest plan found for one step on one device.
 
@@ -65,16 +71,18 @@ def solve(
         candidates: chunk lengths to choose from, tokens; longer ones than `seq_len` count as `seq_len`.
         device: the device's name in the plan.
         options: `solver_time_limit_seconds` is used here.
+        host: where borders may be spilled to; None: they stay on the device.
 
     Raises:
         BudgetError: no plan with any of the chunk lengths fits; its `minimum_bytes` does.
         ValueError: no candidates, an empty sequence, or nothing that takes a gradient.
     """
     instances = _instances(costs, seq_len, candidates, device, budget_bytes)
-    if min(map(minimum_bytes, instances)) > budget_bytes:
-        raise _budget_error(instances, budget_bytes, device)
+    spilled = [] if host is None else spilled_instances(instances, device, host)
+    if min(map(minimum_bytes, (*instances, *spilled))) > budget_bytes:
+        raise _budget_error((*instances, *spilled), budget_bytes, device)
     limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
-    flat = flat_candidates(instances, budget_bytes)
+    flat = [*flat_candidates(instances, budget_bytes), *spilled_candidates(spilled, budget_bytes)]
     if _has_solver():
         _sharpen(flat, budget_bytes)
     else:
@@ -84,17 +92,28 @@ def solve(
     if limit >= LEAST_LIMIT:
         _refine(flat, min(candidate.seconds for candidate in race), budget_bytes, limit)
     best = min(race, key=lambda c: (c.seconds, c.instance.costs.chunk))
-    plan = build_plan(best.instance.costs, best.actions(), budget_bytes, device)
+    used = None if best.instance.spill is None else host
+    plan = build_plan(best.instance.costs, best.actions(), budget_bytes, device, used)
     lengths = tuple(instance.costs.chunk for instance in instances)
-    return _certified(plan, min(c.bound_seconds for c in race), lengths, searched=limit >= LEAST_LIMIT)
+    bound = min(c.bound_seconds for c in race)
+    return _certified(plan, bound, lengths, SPACE if host is None else SPACE + SPILLED_SPACE, searched=limit >= LEAST_LIMIT)
 
 
-def build_plan(costs: StackCosts, actions: tuple[Action, ...], budget_bytes: int, device: str) -> Plan:
+def build_plan(
+    costs: StackCosts, actions: tuple[Action, ...], budget_bytes: int, device: str, host: HostTier | None = None
+) -> Plan:
     """The plan of `actions`, with exact peak and seconds, and no bound yet."""
-    share = Share(device, budget_bytes, dict(costs.resident_bytes), dict(costs.turn_bytes))
+    share = Share(device, budget_bytes, dict(costs.resident_bytes), dict(costs.turn_bytes), host=host)
     totals = simulate(costs, (share,), actions)
     certificate = Certificate(
-        totals.peak_bytes, totals.bytes_by_kind, totals.seconds, 0.0, Status.HEURISTIC, SPACE, (costs.chunk,)
+        totals.peak_bytes,
+        totals.bytes_by_kind,
+        totals.seconds,
+        0.0,
+        Status.HEURISTIC,
+        SPACE,
+        (costs.chunk,),
+        totals.host_peak_bytes,
     )
     return Plan(costs, (share,), certificate, actions)
 
@@ -158,12 +177,14 @@ def _refine(flat: list[Flat], known: float, budget: int, limit: float) -> None:
         left -= solved.effort
 
 
-def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], *, searched: bool) -> Plan:
-    """`plan` with its lower bound and status."""
+def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], space: str, *, searched: bool) -> Plan:
+    """`plan` with its lower bound, of what space, and its status."""
     bound = max(0.0, min(bound, plan.seconds))
     close = bound >= plan.seconds * (1 - OPTIMAL_GAP)
     status = (Status.OPTIMAL if close else Status.FEASIBLE) if searched else Status.HEURISTIC
-    return replace(plan, certificate=replace(plan.certificate, lower_bound_seconds=bound, status=status, chunks=chunks))
+    return replace(
+        plan, certificate=replace(plan.certificate, lower_bound_seconds=bound, status=status, space=space, chunks=chunks)
+    )
 
 
 def _budget_error(instances: Sequence[Instance], budget: int, device: str) -> BudgetError:

@@ -1,0 +1,107 @@
+"""Spilled plans in the race: flat ones whose borders wait on the host (`adjcomp.passes.spill`).
+
+A column that leaves no border is a column of a flat plan with borders of no size, beside the place that is set aside for them.
+So menus, bounds and searches are those of flat plans. What is new is waiting: a drop that waits for its copy to the host, a tile
+that waits for its border. It shows the same in every column of a kind, so it is measured on short sequences of the inner columns'
+most frequent mode; the plan that wins is timed whole.
+
+No plan goes below what its link needs either. Let L be the seconds that a link direction is busy with borders that every plan
+fetches: of layers whose VJP reads the incoming state. The last offload ends before the last chunk but one has passed, because its
+value is dropped there, and all fetches come after the turn. So with F the forward's seconds, at least F_low and at most F_high,
+and T the sum of all computations,
+
+    seconds >= max(F, L) + max(T - F, L)  >=  max(T,  max(F_low, L) + L,  L + T - F_high).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+
+from adjcomp.ir.actions import Action
+from adjcomp.ir.plan import HostTier, Share
+from adjcomp.ir.values import has_adjoint
+from adjcomp.passes.schedule.candidates import ROUNDING, Flat, flat_candidates
+from adjcomp.passes.schedule.instance import Instance, Spill, build_instance, fetching_ahead
+from adjcomp.passes.spill import LIKE, HostTimes, emit_spilled
+
+LEAST_CHUNKS = 3  # with fewer there is nothing to spill
+NO_WAIT = 1e-4  # of a step: waiting for borders that is not worth a second set of them
+
+
+@dataclass
+class Spilled(Flat):
+    """Every border but the last is on the host meanwhile."""
+
+    _waits: dict[int, float] = field(default_factory=dict)  # seconds by the option of inner columns
+
+    @property
+    def spill(self) -> Spill:
+        """Of the instance."""
+        assert self.instance.spill is not None
+        return self.instance.spill
+
+    @property
+    def seconds(self) -> float:
+        return self.choice.ticks * self.instance.tick + self.waiting()
+
+    @property
+    def bound_seconds(self) -> float:
+        return max(super().bound_seconds, link_bound(self.instance, self.spill.host, super().bound_seconds) * (1 - ROUNDING))
+
+    def actions(self) -> tuple[Action, ...]:
+        return emit_spilled(self.instance.costs, self._modes(), ahead=self.spill.ahead)
+
+    def waiting(self) -> float:
+        """Seconds that computations wait for copies, from short sequences of the most frequent mode."""
+        option = Counter(self.choice.options[1:-1]).most_common(1)[0][0]
+        if option not in self._waits:
+            short, longer = (self._waited(option, min(self.instance.costs.chunk_count, n)) for n in (LIKE, 2 * LIKE))
+            more = self.instance.costs.chunk_count - 2 * LIKE
+            self._waits[option] = longer + max(0, more) * (longer - short) / LIKE
+        return self._waits[option]
+
+    def _waited(self, option: int, chunks: int) -> float:
+        """Seconds of waiting in a sequence of `chunks` chunks of one mode."""
+        costs = replace(self.instance.costs, chunk_count=chunks)
+        mode = self.instance.menus[1].options.mode(option, self.instance.menus[1].column)
+        timed = HostTimes(costs, self.spill.host).run(emit_spilled(costs, [mode] * chunks, ahead=self.spill.ahead))
+        return timed.now - timed.working
+
+
+def spilled_instances(instances: Sequence[Instance], device: str, host: HostTier) -> list[Instance]:
+    """The instances whose borders fit the host, with borders there."""
+    found = []
+    for instance in instances:
+        costs = instance.costs
+        border = sum(tile.carry_bytes for tile in costs.layers)
+        if costs.chunk_count >= LEAST_CHUNKS and 0 < border * (costs.chunk_count - 1) <= host.budget_bytes:
+            found.append(build_instance(costs, Share(device, 0, costs.resident_bytes, costs.turn_bytes, host=host)))
+    return found
+
+
+def spilled_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
+    """Bounds and constructive plans of spilled instances, and those with a second set of borders where the first makes wait."""
+    found: list[Flat] = []
+    for flat in flat_candidates(instances, budget):
+        one = Spilled(flat.instance, flat.choice, flat.bound)
+        promising = all(one.bound_seconds < other.seconds for other in found)
+        found.append(one)
+        if promising and one.waiting() > NO_WAIT * one.seconds:
+            wider = fetching_ahead(flat.instance)
+            found += [Spilled(wider, other.choice, other.bound) for other in flat_candidates([wider], budget)]
+    return found
+
+
+def link_bound(instance: Instance, host: HostTier, computing: float) -> float:
+    """Seconds that no spilled plan goes below, given that computations take `computing` at least (module docstring)."""
+    costs = instance.costs
+    borders = [t.carry_bytes for t in costs.layers if has_adjoint(t) and t.reads_carry]
+    busy = (costs.chunk_count - 1) * fsum(host.seconds(size) for size in borders)
+    tables = [costs.tile(k, c) for c in (0, costs.chunk_count - 1) for k in range(costs.head + 1)]
+    weights = [costs.chunk_count - 1] * (costs.head + 1) + [1] * (costs.head + 1)
+    low = fsum(w * min(t.forward_seconds, t.keep_seconds) for w, t in zip(weights, tables, strict=True))
+    high = fsum(w * max(t.forward_seconds, t.keep_seconds) for w, t in zip(weights, tables, strict=True))
+    return max(computing, max(low, busy) + busy, busy + computing - high)
