@@ -29,7 +29,8 @@ def _device_events(plan: Plan, device: int, moments: Sequence[Moment]) -> Iterat
     yield {"ph": "M", "pid": device, "name": "process_name", "args": {"name": plan.shares[device].name}}
     rows: dict[str, int] = {}
     for moment in moments:
-        name = action_name(moment.action) + (f", stream {moment.action.stream}" if moment.action.stream else "")
+        beside = moment.action.stream > 0 and moment.copied is None
+        name = action_name(moment.action) + (f", stream {moment.action.stream}" if beside else "")
         if name not in rows:
             rows[name] = len(rows) + 1
             yield {"ph": "M", "pid": device, "tid": rows[name], "name": "thread_name", "args": {"name": name}}
