@@ -11,10 +11,10 @@ from torch import Tensor
 import adjcomp
 
 STATES, WIDTH = 4, 32
-DEPTHS = (1, 2, 4)
-DEEP = 2  # layers of the models whose windows are varied
+DEPTHS = (1, 2, 4, 8)
+WINDOWED = (1, 2, 4)  # layers of the models whose windows are varied
 CONTEXT = 256
-WINDOWS = (1, 8, 64)
+WINDOWS = (1, 4, 16, 64)
 TRAINING_STEPS = 120
 RATE = 3e-3
 PLAIN = adjcomp.Options(deterministic=True, solver_time_limit_seconds=0.0)
@@ -33,13 +33,13 @@ def approximation_errors() -> dict[str, Any]:
             exact = gradient(model, ids, labels)
             row = {"layers": depth, "trained": trained}
             found["coupling"].append(row | error_of(exact, gradient(model, ids, labels, coupling="residual"), model))
-            if depth == DEEP:
+            if depth in WINDOWED:
                 for window in WINDOWS:
                     cut = gradient(model, ids, labels, adjoint_window=window)
                     both = gradient(model, ids, labels, adjoint_window=window, coupling="residual")
                     errors = {"exact": distance(exact, cut), "residual": distance(exact, both)}
-                    found["window"].append({"trained": trained, "window": window, **errors})
-                found["norms"] += [{"trained": trained, "distance": d, "norm": n} for d, n in decay_norms(model, ids)]
+                    found["window"].append({**row, "window": window, **errors})
+                found["norms"] += [{**row, "distance": d, "norm": n} for d, n in decay_norms(model, ids)]
             print(found["coupling"][-1], flush=True)
     return found
 

@@ -18,6 +18,8 @@ VOCABULARY = 50_280
 CONTEXTS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 MACHINE = "mi300x"  # the profile with most memory; a plan's bytes don't depend on the machine
 BACKPROP_BYTES = 37_500 / 2048  # per token, layer and d_model: what backprop over fused kernels keeps in 16 bits
+ONE, NODES = "a100-40gb", "a100-40gb:5x8"  # one GPU, and the paper's five nodes of eight
+LONG = (1 << 20, 1 << 24)
 QUICK = adjcomp.Options(solver_time_limit_seconds=0.0)
 
 
@@ -42,9 +44,9 @@ class Size:
 SIZES = (Size("32M", 384, 12), Size("63M", 512, 22), Size("127M", 768, 24), Size("225M", 1024, 26), Size("1.27B", 2048, 44))
 
 
-def figure_1() -> list[dict[str, Any]]:
-    """One row a size and context: bytes by way of training."""
-    rows = []
+def figure_1() -> dict[str, list[dict[str, Any]]]:
+    """rows: bytes by way of training, one row a size and context. plans: of long contexts of the largest size."""
+    rows, plans = [], []
     for size in SIZES:
         model = size.model("meta", torch.bfloat16)
         count = sum(p.numel() for p in model.parameters())
@@ -53,7 +55,19 @@ def figure_1() -> list[dict[str, Any]]:
             row = {"size": size.name, "parameters": count, "context": context, "states": states}
             rows.append(row | by_arithmetic(size, context, states) | {"adjcomp": smallest_peak(model, context)})
             print(rows[-1], flush=True)
-    return rows
+        if size is SIZES[-1]:
+            plans = [planned(model, machine, context) for machine in (ONE, NODES) for context in LONG]
+    return {"rows": rows, "plans": plans}
+
+
+def planned(model: MambaForCausalLM, machine: str, context: int) -> dict[str, Any]:
+    """What the fastest plan found for a context takes on a machine, using all of its memory."""
+    plan = adjcomp.plan(model, batch_size=BATCH, seq_len=context, machine=machine, optimizer="adam", options=QUICK)
+    plan.verify()
+    found = {"seconds": plan.seconds, "gap": plan.gap, "peak": max(plan.peak_bytes.values())}
+    row = {"machine": machine, "context": context} | found
+    print(row, flush=True)
+    return row
 
 
 def smallest_peak(model: MambaForCausalLM, context: int) -> int:
@@ -83,7 +97,7 @@ def by_arithmetic(size: Size, context: int, states: int) -> dict[str, int]:
     }
 
 
-MEASURED = ((SIZES[0], 10), (SIZES[0], 100))
+MEASURED = (*((SIZES[0], context) for context in (10, 100, 1_000, 10_000)), *((size, 1_000) for size in SIZES[1:-1]))
 
 
 def measured() -> list[dict[str, Any]]:
@@ -135,7 +149,7 @@ def claims(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     size, found = SIZES[-1], []
     mine = [row for row in rows if row["size"] == size.name]
-    for name, machine in (("one GPU", "a100-40gb"), ("five nodes of eight", "a100-40gb:5x8")):
+    for name, machine in (("one GPU", ONE), ("five nodes of eight", NODES)):
         devices = parse_machine(machine).devices
         memory, states = sum(device.memory_bytes for device in devices), mine[0]["states"]
         each = by_arithmetic(size, 1_000_000, 0)
