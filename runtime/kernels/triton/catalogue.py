@@ -156,10 +156,21 @@ CALLS: tuple[Call, ...] = (
 
 @functools.cache
 def launches(target: str, quick: bool = False) -> tuple[Launch, ...]:
-    """Every distinct launch of the calls on a target, in bfloat16 and in float32 (`quick`: only the former)."""
+    """Every distinct launch of the calls on a target, in bfloat16 and in float32 (`quick`: only the former).
+
+    float16 differs from bfloat16 in how numbers are converted, and from float32 in how they are read: one launch of each kernel
+    that meets it shows that it compiles.
+    """
     chip = CHIPS[target]
     with ahead(Target(target, chip.shared_per_block, chip.processors)):
-        return distinct(CALLS, (torch.bfloat16,) if quick else (torch.bfloat16, torch.float32))
+        if quick:
+            return distinct(CALLS, (torch.bfloat16,))
+        found = distinct(CALLS, (torch.bfloat16, torch.float32))
+        halves: dict[str, Launch] = {}
+        for launch in distinct(CALLS, (torch.float16,)):
+            if "*fp16" in launch.signature.values():
+                halves.setdefault(launch.name, launch)
+        return (*found, *halves.values())
 
 
 def exhaust(call: Call, dtype: torch.dtype) -> None:
