@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import op_cases
 import torch
-from op_cases import Case, relative_errors
+from op_cases import Careful, Case, errors_beside_eager, relative_errors, worse_than_eager
 from rows import Job, Row
 from torch import Tensor
 
@@ -49,7 +50,13 @@ def _compare(label: str, make: Callable[[], Case], dtype: torch.dtype, device: t
     worst = max(relative_errors(make(), dtype, there, floor=0.02).values())
     # float32 products are exact unless torch is told otherwise; bfloat16 ones round their factors
     allowed = 5e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
-    return Row("correctness", label, ok=worst <= allowed, error=worst, note=f"of {allowed:.1e} allowed")
+    ok, note = worst <= allowed, f"of {allowed:.1e} allowed"
+    if dtype != torch.float32:
+        case = make()
+        moved = replace(case, tensors={name: None if t is None else there(t) for name, t in case.tensors.items()})
+        bad = worse_than_eager(errors_beside_eager(moved, dtype, Careful.THROUGHOUT))
+        ok, note = ok and not bad, f"{note}; worse than 1.5 x eager: {', '.join(bad) or 'nothing'}"
+    return Row("correctness", label, ok=ok, error=worst, note=note)
 
 
 def _worst(pairs: Iterator[tuple[Tensor, Tensor]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from adjcomp import ops
 from adjcomp.ops import reference
@@ -198,3 +200,68 @@ def relative_errors(
     pairs = zip([*got, *grads], [*want, *expected], strict=True)
     least = max(1e-12, floor * sum(g.norm().item() for g in expected))
     return {name: ((p - q).norm() / q.norm().clamp_min(least)).item() for name, (p, q) in zip(names, pairs, strict=True)}
+
+
+class Careful(enum.Enum):
+    """How eager torch may compute in a 16-bit dtype."""
+
+    THROUGHOUT = "throughout"  # every operation in the dtype: states and sums lose digits at every step
+    AT_THE_EDGES = "at the edges"  # inputs, outputs and gradients in the dtype, everything between in float32
+
+
+def errors_beside_eager(case: Case, dtype: torch.dtype, eager: Careful) -> dict[str, tuple[float, float]]:
+    """For every output and gradient in a 16-bit dtype: relative L2 errors of the op, and of torch's own operations.
+
+    Both are measured against float64 on the same inputs.
+    """
+    low = {name: t.to(dtype).detach().requires_grad_() for name, t in case.given().items()}
+    high = {name: t.detach().double().requires_grad_() for name, t in low.items()}
+    got, want = case.op(**low, **case.options), case.reference(**high, **case.options)
+    wide = {name: t.float() if eager is Careful.AT_THE_EDGES else t for name, t in low.items()}
+    theirs = [t.to(g.dtype) for t, g in zip(case.reference(**wide, **case.options), got, strict=True)]
+    seeds = [torch.randn_like(w).to(g.dtype) for w, g in zip(want, got, strict=True)]
+    found = [[*made, *torch.autograd.grad([*made], [*low.values()], seeds)] for made in (got, theirs)]
+    exact = [*want, *torch.autograd.grad([*want], [*high.values()], [s.double() for s in seeds])]
+    names = ["out", "last", *(f"d{name}" for name in low)]
+    return beside(names, *found, exact)
+
+
+def beside(names: list[str], ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor]) -> dict[str, tuple[float, float]]:
+    """Relative L2 errors of two computations, by name."""
+    return {name: (relative(p, w), relative(q, w)) for name, p, q, w in zip(names, ours, theirs, exact, strict=True)}
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """Relative L2 error."""
+    return ((got.double() - want).norm() / want.norm().clamp_min(1e-12)).item()
+
+
+def worse_than_eager(errors: dict[str, tuple[float, float]], factor: float = 1.5) -> dict[str, tuple[float, float]]:
+    """The errors above `factor` times eager's; up to 2e-6, what float32 may have, all are right."""
+    return {name: (ours, theirs) for name, (ours, theirs) in errors.items() if ours > max(factor * theirs, 2e-6)}
+
+
+def loss_beside_eager(dtype: torch.dtype, rows: int, width: int, vocab: int) -> dict[str, tuple[float, float]]:
+    """The same of the head with its loss; eager torch rounds its logits to the dtype."""
+    leaves = [t.to(dtype).requires_grad_() for t in (normal(1, rows, width), normal(vocab, width) / width**0.5)]
+    labels = torch.randint(0, vocab, (1, rows))
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    losses = [
+        (ops.linear_cross_entropy(leaves[0], leaves[1], labels)[0], leaves),
+        (functional.cross_entropy((leaves[0] @ leaves[1].T).float()[0], labels[0], reduction="sum"), leaves),
+        (functional.cross_entropy((exact[0] @ exact[1].T)[0], labels[0], reduction="sum"), exact),
+    ]
+    return beside(["loss", "dx", "dweight"], *([loss, *torch.autograd.grad(loss, of)] for loss, of in losses))
+
+
+def norm_beside_eager(dtype: torch.dtype, rows: int, width: int) -> dict[str, tuple[float, float]]:
+    """The same of the norm, beside torch's own."""
+    leaves = [t.to(dtype).requires_grad_() for t in (normal(1, rows, width), normal(width))]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    seed = normal(1, rows, width).to(dtype)
+    made = [
+        (ops.rms_norm(*leaves, 1e-5), leaves),
+        (functional.rms_norm(leaves[0], (width,), leaves[1], 1e-5), leaves),
+        (functional.rms_norm(exact[0], (width,), exact[1], 1e-5), exact),
+    ]
+    return beside(["y", "dx", "dweight"], *([y, *torch.autograd.grad(y, of, seed.to(y.dtype))] for y, of in made))

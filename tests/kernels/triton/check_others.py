@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import interpreted  # noqa: F401 - it sends the ops to their Triton kernels
+import op_cases
 import pytest
 import torch
 from torch import Tensor
@@ -69,6 +70,13 @@ def test_rms_norm(channels: int, weighted: bool) -> None:
     expected = torch.autograd.grad([want, leaves[0]], leaves[: 1 + weighted], [dy.double(), dresidual.double()])
     for got, exact in ((y, want), *zip(found, expected, strict=False)):
         assert ((got - exact).norm() / exact.norm()).item() <= 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loss_and_norm_in_half_precision_are_no_worse_than_eager(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for errors in (op_cases.loss_beside_eager(dtype, 20, 16, 200), op_cases.norm_beside_eager(dtype, 20, 40)):
+        assert not op_cases.worse_than_eager(errors), errors
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 130), (7,)])
