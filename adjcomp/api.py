@@ -10,6 +10,7 @@ from adjcomp.budget import check_budget
 from adjcomp.compiled import make_view
 from adjcomp.gradients import GradientReport, compare, loss_of, measure
 from adjcomp.ir.plan import Plan
+from adjcomp.mesh.sharding import refuse_sharded
 from adjcomp.mesh.spread import join
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
@@ -74,7 +75,9 @@ def compile(
         raise ValueError("Options(host_budget=…) spills borders from an accelerator to its host, and this model is on the host")
     if chosen.host_budget is not None and mesh is not None:
         raise ValueError("Options(host_budget=…) spills borders of plans for one device, and a mesh has several")
-    spread = None if mesh is None else join(mesh, chosen, device)
+    if mesh is None:
+        refuse_sharded(model)
+    spread = None if mesh is None else join(mesh, chosen, device, model)
     return make_view(Session(model, mem_budget, chunk, chosen, optimizer, plan, variant, spread))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,6 +15,8 @@ from adjcomp.passes.joint import Split
 from adjcomp.runtime.memory import distinct_bytes
 from adjcomp.runtime.values import accumulation_dtype
 from adjcomp.units import format_bytes, parse_bytes
+
+SHARDS = "shards"  # kind of what a step holds beside the parameters that are sharded
 
 
 def device_bytes(device: torch.device) -> int:
@@ -45,12 +47,16 @@ def check_budget(mem_budget: int | str | None, device: torch.device) -> int | No
 
 @dataclass(frozen=True)
 class Held:
-    """Tensors that are live around a step."""
+    """Tensors that are live around a step.
+
+    beside: bytes by parameter that a step holds beside those of one that is sharded over ranks.
+    """
 
     parameters: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     inputs: tuple[torch.Tensor, ...]
     optimizer_bytes: int
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     def resident_bytes(self) -> dict[str, int]:
         """By kind; storages counted once."""
@@ -61,6 +67,7 @@ class Held:
             "inputs": input_bytes(self.inputs),
             "accumulated gradients": distinct_bytes(grads),
             "optimizer": self.optimizer_bytes,
+            **({SHARDS: sum(self.beside.values())} if self.beside else {}),
         }
 
 

@@ -34,6 +34,12 @@ def session_of(compiled: torch.nn.Module) -> Session:
     return session
 
 
+def plain_call(session: Session) -> Callable[..., Any]:
+    """What runs a model's own forward; that of a sharded model needs the hooks of FSDP around it."""
+    sharded = session.spread is not None and session.spread.shardings
+    return session.model if sharded else session.model.forward
+
+
 class CompiledMethods:
     """What a compiled view adds to the model's class."""
 
@@ -154,7 +160,7 @@ def _make_view_class(kind: Any) -> type:
         evaluated = evaluation_call(signature, args, kwargs)
         if evaluated is None:
             session.check_whole()
-            return session.model.forward(*args, **kwargs)
+            return plain_call(session)(*args, **kwargs)
         return run_call(session, args, evaluated, EVALUATION if session.spread is None else TRAINING)
 
     outside_of_dynamo = _disable_dynamo(forward)  # torch.compile around a call: the call itself is one step of a plan

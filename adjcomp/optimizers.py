@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from adjcomp.runtime.memory import distinct_bytes
+from adjcomp.runtime.mesh.sharded import local_part
 
 _STATES = {"sgd": 0, "sgd-momentum": 1, "lion": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 PROBE_ELEMENTS = 4096  # of the parameter on which an optimizer's state is measured; large enough for block-wise states
@@ -26,7 +27,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer | str | None, parameters: I
     if isinstance(optimizer, str):
         if optimizer.lower() not in _STATES:
             raise ValueError(f"unknown optimizer {optimizer!r}; known names: {', '.join(_STATES)}; or pass the optimizer itself")
-        return sum(4 * p.numel() for p in trained) * _STATES[optimizer.lower()]
+        return sum(4 * local_part(p).numel() for p in trained) * _STATES[optimizer.lower()]
     held = sum(
         _held_or_measured(optimizer, group, p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad
     )
@@ -60,7 +61,7 @@ def _held_or_measured(optimizer: torch.optim.Optimizer, group: dict[str, object]
     if state:
         return distinct_bytes(t for t in state.values() if isinstance(t, torch.Tensor))
     per_element, constant = _measured(optimizer, group, parameter.dtype)
-    return per_element * parameter.numel() + constant
+    return per_element * local_part(parameter).numel() + constant
 
 
 def _measured(optimizer: torch.optim.Optimizer, group: dict[str, object], dtype: torch.dtype) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from adjcomp.budget import Held, gradient_bytes, input_bytes, out_bytes, wanted_parameters
+from adjcomp.budget import SHARDS, Held, gradient_bytes, input_bytes, out_bytes, wanted_parameters
 from adjcomp.ir.residency import GRADIENTS, Item, Residency
 from adjcomp.ir.stack import Layer, ResidualStack
 from adjcomp.passes.joint import Split
@@ -60,6 +60,8 @@ def _tensor(name: str, held: Held, optimizer: Mapping[str, int]) -> Iterator[Ite
         return
     parameter = held.parameters[name]
     yield Item(name, "parameters", _bytes(parameter), False)
+    if name in held.beside:
+        yield Item(name, SHARDS, held.beside[name], False)
     if optimizer.get(name, 0):
         yield Item(name, "optimizer", optimizer[name], False)
     if parameter.grad is not None:

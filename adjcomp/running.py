@@ -68,6 +68,7 @@ def _run(
     made_here = made_bytes(sides, tensors)
     executable = session.executable(found, held, made_here)
     if session.spread is not None:
+        session.spread.check_sides(executable)
         session.spread.settle(executable, session.model)
         held = session.held(tensors)
 

@@ -18,7 +18,8 @@ from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.keys import TRAINING, CallKind, Stream, capture_key, check_leaves
 from adjcomp.mesh.facts import call_facts
-from adjcomp.mesh.planning import RanksRequest, plan_for_ranks, stand_ins
+from adjcomp.mesh.planning import RanksRequest, beside_parts, plan_for_ranks, stand_ins
+from adjcomp.mesh.sharding import back_to_parts
 from adjcomp.mesh.spread import Spread
 from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
@@ -86,6 +87,8 @@ class Session:
 
         if self.spread is None:
             return Understood(*make(), kind)
+        if self.spread.shardings:
+            back_to_parts(self.model)
         made, accumulated = self.spread.understand(
             make, lambda made: call_facts(self.model, *made, self.saved_plan), lambda _: self._accumulates()
         )
@@ -101,7 +104,7 @@ class Session:
 
     def _reading(self) -> AbstractContextManager[object]:
         """For what reads shapes of parameters that may be on other ranks."""
-        return nullcontext() if self.spread is None else self.spread.reading()
+        return nullcontext() if self.spread is None else self.spread.reading(self.model)
 
     def recordings_for(self, executable: Executable) -> Recordings | None:
         """The tiles that this session has recorded; made where an executable counts on recordings for the first time."""
@@ -246,10 +249,11 @@ class Session:
 
     def _shared(self, request: PlanRequest, spread: Spread, accumulated: bool) -> Executable:
         """The first rank's plan, with the programs of its tiles on this rank."""
-        everything = Held(dict(self.model.named_parameters()), dict(self.model.named_buffers()), request.held.inputs, 0)
-        whole = stand_ins(everything, accumulated)
-        state = optimizer_bytes_by_name(self.optimizer, dict(self.model.named_parameters()))
-        wanted = RanksRequest(request, whole, everything, spread.layout, state)
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        own = Held(parameters, buffers, request.held.inputs, request.held.optimizer_bytes, beside_parts(parameters))
+        whole = stand_ins(own, accumulated)
+        state = optimizer_bytes_by_name(self.optimizer, parameters)
+        wanted = RanksRequest(request, whole, own, spread.layout, state)
         plan = spread.plan(lambda: plan_for_ranks(wanted))
         return make_executable(replace(request, held=whole, saved=plan))
 

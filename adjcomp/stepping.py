@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,8 +83,9 @@ def run_step(request: StepRequest, record: Callable[[Stats], None]) -> tuple[Ten
         if request.recordings is not None:
             request.recordings.begin(executable)
         tracker.track_all(made_by_prologue(request.sides, request.tensors))
-        exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker)
-        return Step(executable, inputs, tracker, exchange, request.recordings)
+        exchange = None if request.spread is None else request.spread.begin(executable, seed, tracker, state)
+        whole = inputs if exchange is None else replace(inputs, state=exchange.gather(state))
+        return Step(executable, whole, tracker, exchange, request.recordings)
 
     step = Attempts(executable, make, request.smaller)
     names = [n for n, t in state.items() if t.requires_grad and n in _used(executable)]

@@ -11,6 +11,7 @@ from adjcomp.ir.program import Program, TilePrograms
 from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.mesh.sharded import is_sharded
 from adjcomp.runtime.values import accumulation_dtype
 
 REPEATS = 3
@@ -28,7 +29,7 @@ def time_tile(
     """
     placeholders = [n.meta["val"] for n in template.graph.graph.nodes if n.op == "placeholder"]
     inputs = [
-        state[layer.parameters[entry.index]].detach() if entry.kind is InputKind.PARAMETER else _example(value, length)
+        _parameter(state[layer.parameters[entry.index]]) if entry.kind is InputKind.PARAMETER else _example(value, length)
         for entry, value in zip(template.inputs, placeholders, strict=True)
     ]
     forward = _runner(programs.forward, placeholders)
@@ -39,6 +40,12 @@ def time_tile(
         seconds["forward"] = min(seconds.values())  # the same operations: what a disturbed run says otherwise is noise
         seconds["vjp"] = _shortest(_vjp(template, layer, programs, inputs, keeping, vjp))
     return seconds
+
+
+def _parameter(parameter: Tensor) -> Tensor:
+    """A parameter, or another tensor of its shape where the whole of it isn't here."""
+    here = not is_sharded(parameter) and (parameter.numel() < 2 or 0 not in parameter.stride())
+    return parameter.detach() if here else _example(parameter, 0)
 
 
 def _example(value: Tensor, length: int) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
+from adjcomp.runtime.mesh.sharded import local_part
+
 
 class StorageTracker:
     """Counts storages by identity. `base_bytes` is what was live before (parameters, gradients, inputs, optimizer state)."""
@@ -37,9 +39,9 @@ class StorageTracker:
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind some tensors, each counted once."""
+    """Bytes of the storages behind some tensors, each counted once; of a DTensor, of its local part."""
     found: dict[int, int] = {}
-    for tensor in tensors:
+    for tensor in map(local_part, tensors):
         if tensor.device.type == "meta":
             found[id(tensor)] = tensor.numel() * tensor.element_size()
         else:

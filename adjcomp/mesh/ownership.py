@@ -8,6 +8,7 @@ import torch
 
 from adjcomp.ir.actions import Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.executable import Executable
+from adjcomp.ir.stack import ResidualStack
 
 
 def layers_of(executable: Executable, device: int) -> frozenset[int]:
@@ -39,10 +40,16 @@ def needed_names(executable: Executable, device: int) -> frozenset[str]:
     in_layers = {name for layer in stack.layers for name in layer.parameters}
     names = {name for k in own for name in stack.layers[k].parameters}
     names |= {name for name in stack.placeholder_names if name not in in_layers}
+    return frozenset(names) | around(stack) | frozenset(stack.updates)
+
+
+def around(stack: ResidualStack) -> frozenset[str]:
+    """Parameters and buffers that the graphs around the tiles read."""
+    names: set[str] = set()
     for graph in (stack.prologue.graph, stack.epilogue.graph):
         nodes = [node for node in graph.nodes if node.op == "placeholder"]
         names |= {name for name, node in zip(stack.placeholder_names, nodes, strict=False) if node.users}
-    return frozenset(names) | frozenset(stack.updates)
+    return frozenset(names)
 
 
 @torch.no_grad()

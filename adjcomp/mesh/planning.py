@@ -20,6 +20,7 @@ from adjcomp.passes.joint import KeepPolicy
 from adjcomp.planning import PlanRequest, calibrated, make_executable, own_device
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.mesh.link import Link
+from adjcomp.runtime.mesh.sharded import is_sharded, part_bytes
 
 HOST_LINK = MachineLink(bandwidth=1.5e9, latency=1e-4)  # Gloo between processes of one computer
 _PLAN, _ERROR = b"P", b"E"
@@ -60,14 +61,29 @@ def plan_for_ranks(wanted: RanksRequest) -> Plan:
 
 
 def stand_ins(held: Held, accumulated: bool) -> Held:
-    """The same tensors without memory; with gradients where they are accumulated, whichever rank has them."""
+    """The same tensors without memory; with gradients where they are accumulated, whichever rank has them.
+
+    A sharded parameter is whole here, as it is during a step; its part and that of its gradient are beside it.
+    """
     parameters: dict[str, torch.Tensor] = {}
+    beside = {name: 2 * part_bytes([p]) for name, p in held.parameters.items() if is_sharded(p)}
     for name, parameter in held.parameters.items():
-        made = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-        made.grad = torch.empty_like(made) if accumulated and parameter.requires_grad else None
+        made = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        made = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
+        if accumulated and parameter.requires_grad and name not in beside:
+            made.grad = torch.empty_like(made)
         parameters[name] = made
     buffers = {name: torch.empty_like(buffer, device="meta") for name, buffer in held.buffers.items()}
-    return Held(parameters, buffers, held.inputs, held.optimizer_bytes)
+    return Held(parameters, buffers, held.inputs, 0, beside)
+
+
+def beside_parts(parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Bytes that a step holds beside this rank's parts of sharded parameters: the wholes, and the parts of their gradients."""
+    return {
+        name: parameter.numel() * parameter.element_size() + part_bytes([parameter])
+        for name, parameter in parameters.items()
+        if is_sharded(parameter)
+    }
 
 
 def machine_of(own: Device, ranks: Sequence[int]) -> Machine:

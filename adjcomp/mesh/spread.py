@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,13 +18,15 @@ from adjcomp.ir.transfers import Sum
 from adjcomp.mesh.agreement import agreed
 from adjcomp.mesh.dimensions import Layout, read_mesh
 from adjcomp.mesh.elsewhere import send_away
-from adjcomp.mesh.ownership import layers_by_rank, let_go, needed_names
+from adjcomp.mesh.ownership import around, layers_by_rank, let_go, needed_names
 from adjcomp.mesh.planning import share_plan
+from adjcomp.mesh.sharding import refuse_layers, take_over, without_hooks
 from adjcomp.options import Options
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
 from adjcomp.runtime.mesh.link import Circle, Link, Traffic
 from adjcomp.runtime.mesh.part import Part
+from adjcomp.runtime.mesh.sharded import Sharding
 from adjcomp.runtime.mesh.watch import Watch
 
 T = TypeVar("T")
@@ -39,12 +41,13 @@ _JOINED = itertools.count()  # compiled models on meshes in this process; equal 
 class Spread:
     """A compiled model's place among the ranks of a mesh.
 
-    foreign: parameters and buffers that other ranks have; empty until a plan by layers has run. shapes: meta tensors of their
-        size and layout, by name.
+    shardings: of parameters that ranks have in parts. foreign: parameters and buffers that other ranks have; empty until a plan
+        by layers has run. shapes: meta tensors of the size and layout of both, by name.
     """
 
     layout: Layout
     link: Link
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
     foreign: frozenset[str] = frozenset()
     shapes: dict[str, torch.Tensor] = field(default_factory=dict)
     homes: tuple[frozenset[str], ...] | None = None  # by device: names that are there; None before the first step
@@ -63,13 +66,13 @@ class Spread:
         """The first rank's plan; its error is raised on all ranks."""
         return share_plan(self.link, make)
 
-    def begin(self, executable: Executable, seed: int, tracker: StorageTracker) -> Exchange:
+    def begin(self, executable: Executable, seed: int, tracker: StorageTracker, state: Mapping[str, torch.Tensor]) -> Exchange:
         """The exchange of a step, once all ranks have the same plan and the same random numbers. RankError where they don't."""
         part = self._part(executable)
         facts = f"plan {part.digest}\nseed {seed}"
         agreed(self.link, "their plan or their seed (torch.manual_seed)", lambda: None, lambda _: facts, lambda _: False)
         self.link.traffic = Traffic()
-        return Exchange(part, self.link, tracker)
+        return Exchange(part, self.link, tracker, self.shardings, {name: state[name] for name in self.shardings})
 
     def settle(self, executable: Executable, model: torch.nn.Module) -> None:
         """Let go of parameters and buffers that only other ranks need.
@@ -109,9 +112,22 @@ class Spread:
         if self.foreign:
             raise RuntimeError(state[min(self.foreign)].elsewhere)
 
-    def reading(self) -> AbstractContextManager[object]:
-        """While it lasts, stand-ins of parameters elsewhere are tensors as any: shapes are read of them, and nothing computed."""
-        return torch._C.DisableTorchFunctionSubclass() if self.foreign else nullcontext()
+    @contextmanager
+    def reading(self, model: torch.nn.Module) -> Iterator[None]:
+        """While it lasts, stand-ins of parameters elsewhere are tensors as any: shapes are read of them, and nothing computed.
+        Hooks that would gather a module's parameters are off.
+        """
+        with (
+            torch._C.DisableTorchFunctionSubclass() if self.foreign else nullcontext(),
+            without_hooks(model) if self.shardings else nullcontext(),
+        ):
+            yield
+
+    def check_sides(self, executable: Executable) -> None:
+        """ValueError where what surrounds the layers reads a parameter that is in parts: only tiles read wholes."""
+        read = sorted(around(executable.stack) & self.shardings.keys())
+        if read:
+            raise ValueError(f"{read[0]} is read outside of all layers, and can't be sharded: leave it away from fully_shard")
 
     def local(self, names: Iterable[str]) -> list[str]:
         """Those of some parameters and buffers that are here."""
@@ -125,22 +141,31 @@ class Spread:
         return self._parts[key]
 
 
-def join(mesh: object, options: Options, device: torch.device) -> Spread:
-    """Come together with the other ranks of a mesh; every rank of it calls this.
+def join(mesh: object, options: Options, device: torch.device, model: torch.nn.Module) -> Spread:
+    """Come together with the other ranks of a mesh to run `model`; every rank of it calls this.
 
     Raises:
-        TypeError, ValueError: see `read_mesh`. RankError: a rank doesn't come.
+        TypeError, ValueError: see `read_mesh`; parameters are sharded otherwise than by `fully_shard` over time or data.
+        RankError: a rank doesn't come.
     """
     from torch.distributed.distributed_c10d import _get_default_store  # missing where torch was built without distributed
 
     layout = read_mesh(mesh, options, device)
     own = dist.get_rank()
     everyone = sorted(int(rank) for rank in mesh.mesh.flatten())  # type: ignore[attr-defined]
+    shardings = take_over(model, tuple(everyone))
+    if shardings and len(layout.ranks) > 1:
+        if layout.placement == "layers":
+            refuse_layers(shardings)
+        layout = replace(layout, placement="time")
     watch = Watch(_get_default_store(), everyone, own, options.collective_timeout_seconds, f"{next(_JOINED)}/{everyone}")
     circle = _circle("plan", layout.ranks, layout.spread_group, device)
     replicas = _circle("data", layout.replicas, layout.data_group, device) if len(layout.replicas) > 1 else None
     link = Link(circle, replicas, watch, device)
-    made = Spread(layout, link)
+    made = Spread(layout, link, shardings)
+    for name, parameter in model.named_parameters():
+        if name in shardings:
+            made.shapes[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     weakref.finalize(made, _leave, watch, link)
     return made
 

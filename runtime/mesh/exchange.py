@@ -14,19 +14,26 @@ from adjcomp.ir.actions import Action
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 from adjcomp.runtime.memory import StorageTracker
-from adjcomp.runtime.mesh.link import Link
+from adjcomp.runtime.mesh.link import Circle, Link
 from adjcomp.runtime.mesh.part import Part, Spec
+from adjcomp.runtime.mesh.sharded import Sharding, like_parameter, local_part
 from adjcomp.runtime.mesh.waiting import Ticket
 from adjcomp.runtime.values import Held, StepGradients, StepInputs, StepOutputs, Tensor
 
 
 @dataclass
 class Exchange:
-    """One step's traffic of one rank. `active_top`: the highest layer that a cotangent reaches, from the backward on."""
+    """One step's traffic of one rank.
+
+    shardings: of the parameters that ranks have in parts, and `sharded` those. active_top: the highest layer that a cotangent
+        reaches, from the backward on.
+    """
 
     part: Part
     link: Link
     tracker: StorageTracker
+    shardings: Mapping[str, Sharding] = field(default_factory=dict)
+    sharded: Mapping[str, Tensor] = field(default_factory=dict)
     active_top: int = -1
     _coming: dict[Value, Ticket] = field(default_factory=dict)
     _leaving: dict[Value, list[Ticket]] = field(default_factory=dict)
@@ -43,6 +50,30 @@ class Exchange:
             error = sys.exception()
             if not done and not isinstance(error, RankError):
                 watch.fail(watch.own, f"rank {watch.own} raised {type(error).__name__}: {error}")
+
+    def gather(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters and buffers with the wholes of those that ranks have in parts: gathered once, for both directions."""
+        whole, coming = dict(state), []
+        for name, sharding in self.shardings.items():
+            own = local_part(state[name])
+            room = sharding.room(own.dtype, own.device)
+            self.tracker.track(room)
+            ranks = sharding.ranks
+            circle = Circle(f"parts {ranks} {sharding.dimension}", ranks, sharding.group, sharding.group)
+            coming.append(self.link.gather([(room, sharding.padded(own))], circle, f"the parts of {name}"))
+            whole[name] = room[: sharding.shape[0]]
+        for ticket in coming:
+            self.link.wait(ticket)
+        return whole
+
+    def _in_parts(self, gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Gradients of sharded parameters as this rank's part of them; the wholes go one by one."""
+        for name, sharding in self.shardings.items():
+            whole = gradients.get(name)
+            if whole is not None:
+                gradients[name] = like_parameter(sharding.own_rows(whole), self.sharded[name])
+                del whole
+        return gradients
 
     def before(self, action: Action) -> None:
         """Wait for what an action reads. RankError where a rank has failed."""
@@ -105,7 +136,7 @@ class Exchange:
         mean = self.link.average([_summable(g) for g in (*found.parameters.values(), *sides, *initial) if g is not None])
         if mean is not None:
             self.link.wait(mean)
-        return StepGradients(found.parameters, sides, initial)
+        return StepGradients(self._in_parts(found.parameters), sides, initial)
 
     def confirm(self) -> None:
         """Return when all ranks are here: none of them hands out gradients while another may still fail."""

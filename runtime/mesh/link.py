@@ -102,6 +102,15 @@ class Link:
             circle.name, circle.ranks, "the gradients of other replicas", lambda: [self._sum(p, circle.tensors) for p in parts]
         )
 
+    def gather(self, pairs: Sequence[tuple[Tensor, Tensor]], circle: Circle, what: str) -> Ticket:
+        """Begin to fill the first tensor of each pair with the second ones of all ranks of a circle, along dimension 0."""
+        count = len(circle.ranks)
+
+        def start() -> list[Any]:
+            return [dist.all_gather(list(to.chunk(count)), own, group=circle.tensors, async_op=True) for to, own in pairs]
+
+        return self._meet(circle.name, circle.ranks, what, start)
+
     def agree(self, own: Tensor, circle: Circle, what: str) -> list[Tensor]:
         """The small tensors of all ranks of a circle, on the host."""
         if len(circle.ranks) == 1:
