@@ -2,6 +2,9 @@
 //
 // A task is a block of steps of one sequence, walked in strips: a few rows, one vector of channels after the other, so that the taps
 // and the sums of their cotangents stay in registers while rows are still read side by side. Row t < 0 is row t + W - 1 of the tail.
+//
+// Bytes: x and y once (VJP: x, dy, dx), and for each block of 256 steps a few rows at its ends again (VJP: and W + 1 rows of sums):
+// for W = 4 at most 1.01 (VJP 1.02) times the least. Rows that strips share come from the second-level cache.
 #include <algorithm>
 #include <vector>
 

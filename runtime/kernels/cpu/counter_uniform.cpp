@@ -1,4 +1,5 @@
 // Counter-based uniforms; see chunked_uniform.py for the construction, which this repeats bit for bit.
+// Bytes: each number written once.
 #include <algorithm>
 #include <cstdint>
 

@@ -1,6 +1,8 @@
 // h[t] = a[t] h[t-1] + b[t] and its VJP, real and complex (interleaved pairs).
 //
 // Each task walks whole rows of a range of channels, so that memory is read in order; the state of the range stays in L1.
+//
+// Bytes: a, b and h once; the VJP moves dh, a, h, da and db once. That is the least.
 #include <algorithm>
 #include <vector>
 

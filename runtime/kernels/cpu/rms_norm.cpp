@@ -1,6 +1,8 @@
 // Root-mean-square normalisation of rows, and its VJP with what else flows into the input added on the way.
 //
 // A task is a block of rows. A row is read twice, the second time from the first-level cache.
+//
+// Bytes: x and y once (VJP: dy, x, dx and what else flows in), and a row of sums for every 128 rows: 1.01 times the least.
 #include <algorithm>
 #include <vector>
 

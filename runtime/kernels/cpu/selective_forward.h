@@ -1,4 +1,6 @@
 // Forward of the selective scan: y, the last state, and the states before each block.
+//
+// Bytes: x, dt, z and y once, and a state every 32 steps: for 16 states 1.13 times the least. Exponentials bound it, not bytes.
 #pragma once
 #include "selective_common.h"
 

@@ -2,6 +2,8 @@
 //
 // A task is one row, which stays in the first-level cache between its two reads.
 //
+// Bytes: the logits read once; for the cotangent, read and written once. That is the least.
+//
 // Legend: r row, v vocabulary entry of the block.
 #include <limits>
 

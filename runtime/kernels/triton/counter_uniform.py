@@ -1,7 +1,7 @@
 """`adjcomp::counter_uniform` on a GPU: bit for bit what the CPU draws.
 
 A chain of SplitMix64 finalisers (Steele, Lea, Flood 2014) mixes seed, node, outer index and time into a row key; the inner index
-is the counter of that row's stream.
+is the counter of that row's stream. Bytes: each number written once.
 
 Legend: r rows (outer index and time), i inner index.
 """

@@ -31,9 +31,13 @@ def test_ops(op: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("op", ["ssd", "delta"])
-def test_the_rest_of_heavy_ops(op: str) -> None:
-    run_checks("check_ops.py", "-m", "slow", "--timeout", "2000", "-k", op)
+@pytest.mark.parametrize(("file", "op"), [("check_ops.py", "ssd"), ("check_ops.py", "delta"), ("check_traffic.py", "dense")])
+def test_the_rest_of_heavy_ops(file: str, op: str) -> None:
+    run_checks(file, "-m", "slow", "--timeout", "2000", "-k", op)
+
+
+def test_bytes_moved() -> None:
+    run_checks("check_traffic.py")
 
 
 def test_loss_norm_and_random_numbers() -> None:
