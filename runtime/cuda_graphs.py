@@ -16,6 +16,7 @@ import torch
 from adjcomp.runtime.recording import Recorder, Recording, RecordingError, Results
 
 Tensor = torch.Tensor
+ERROR_MODE = "thread_local"  # other threads may be talking to other ranks
 LIBRARY_BYTES = 2 * (32 << 20)  # cuBLAS's workspace on Hopper, the largest; one for the thread of each pass
 
 
@@ -35,8 +36,12 @@ class CudaRecorder(Recorder):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool: Any = None
+        self.anchor: torch.cuda.CUDAGraph | None = None
         self.last: torch.cuda.Stream | None = None
+
+    def start_over(self) -> None:
+        self.pool = self.anchor = None
 
     def prepare(self) -> None:
         current = torch.cuda.current_stream(self.device)
@@ -49,9 +54,13 @@ class CudaRecorder(Recorder):
         self.stream.wait_stream(caller)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             _wake_libraries(self.device)
+            if self.anchor is None:  # a pool without any graph can't be captured into again
+                self.pool, self.anchor = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+                self.anchor.capture_begin(pool=self.pool, capture_error_mode=ERROR_MODE)
+                torch.zeros(1, device=self.device)
+                self.anchor.capture_end()
             try:
-                # Only this thread's calls are watched: others may be talking to other ranks.
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=self.pool, capture_error_mode=ERROR_MODE)
                 try:
                     results = run()
                 finally:

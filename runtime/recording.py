@@ -46,6 +46,10 @@ class Recorder(ABC):
     """How a device records. `record` raises RecordingError for what it can't."""
 
     @abstractmethod
+    def start_over(self) -> None:
+        """Called when no recording is left: give back what they took."""
+
+    @abstractmethod
     def prepare(self) -> None:
         """Called before the places of recordings are written: waits for what other streams still do with them."""
 
@@ -94,7 +98,9 @@ class Recordings:
         """Serve an executable from now on; what was recorded for other programs is dropped."""
         if executable.programs is self._owner and executable.recorded is not None:
             return
-        self._known.clear()
+        if self._known:
+            self._known.clear()
+            self.recorder.start_over()
         self._warm.clear()
         self._strikes.clear()
         self._arena = None

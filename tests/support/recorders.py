@@ -45,6 +45,9 @@ class RepeatingRecorder(Recorder):
     def __init__(self, device: torch.device) -> None:
         self.last: Results = []
 
+    def start_over(self) -> None:
+        self.last = []
+
     def prepare(self) -> None:
         for result in self.last:
             if result is not None and result.is_floating_point():
