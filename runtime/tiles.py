@@ -10,7 +10,7 @@ import torch
 
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.program import Program
-from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template, TimeAxis
+from adjcomp.ir.stack import InputKind, Layer, OutputKind, Template, TileInput, TimeAxis
 from adjcomp.ir.values import Value, carry, stream
 from adjcomp.runtime.codegen import compiled
 from adjcomp.runtime.memory import StorageTracker
@@ -29,6 +29,7 @@ class Tiles:
     device: torch.device
     recordings: Recordings | None = None
     values: dict[Value, Held] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # those that tiles have read, without their history
     replays: int = 0  # programs that were replayed from recordings
 
     def layer(self, k: int) -> tuple[Layer, Template]:
@@ -43,7 +44,8 @@ class Tiles:
 
     def arguments(self, k: int, chunk: int, indices: Sequence[int]) -> list[Tensor]:
         """What the placeholders `indices` of tile (k, chunk) get."""
-        return [self._argument(k, chunk, i) for i in indices]
+        layer, template = self.layer(k)
+        return [self._argument(layer, template.inputs[i], k, chunk) for i in indices]
 
     def run(
         self,
@@ -105,12 +107,16 @@ class Tiles:
         start, end = self.span(chunk)
         return self.zeros([size if isinstance(size, int) else end - start for size in value.shape], value.dtype)
 
-    def _argument(self, k: int, chunk: int, i: int) -> Tensor:
-        layer, template = self.layer(k)
-        entry = template.inputs[i]
+    def _parameter(self, name: str) -> Tensor:
+        found = self.parameters.get(name)
+        if found is None:
+            found = self.parameters[name] = self.inputs.state[name].detach()
+        return found
+
+    def _argument(self, layer: Layer, entry: TileInput, k: int, chunk: int) -> Tensor:
         match entry.kind:
             case InputKind.PARAMETER:
-                return self.inputs.state[layer.parameters[entry.index]].detach()
+                return self._parameter(layer.parameters[entry.index])
             case InputKind.STREAM:
                 return present(self.values[stream(k - 1, chunk)][0])
             case InputKind.SIDE:

@@ -49,32 +49,31 @@ def linear_cross_entropy(
     rows, flat = x.reshape(-1, x.shape[-1]), labels.reshape(-1).long()
     valid = flat != ignore_index
     _check_labels(flat, valid, weight.shape[0])
-    loss = torch.zeros((), dtype=torch.float64, device=x.device)
-    normaliser = torch.empty(flat.shape, dtype=wide, device=x.device)
+    total = torch.full(flat.shape, -torch.inf, dtype=wide, device=x.device)
+    picked = torch.zeros_like(total)
     for span in spans(rows.shape[0], BLOCK_ROWS):
-        total, picked = _row_block(rows[span].to(wide), weight, flat[span], logits_dtype)
-        normaliser[span] = total
-        loss += torch.where(valid[span], total - picked, 0.0).sum(dtype=torch.float64)
+        _row_block(rows[span].to(wide), weight, flat[span], logits_dtype, total[span], picked[span])
+    normaliser = torch.where(total == torch.inf, torch.nan, total)  # what log_softmax gives for a logit of inf
+    loss = torch.where(valid, normaliser - picked, 0.0).sum(dtype=torch.float64)
     return loss.to(wide), valid.sum(), normaliser.view(labels.shape)
 
 
-def _row_block(x_rd: Tensor, weight: Tensor, labels_r: Tensor, logits_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp and the label's logit of each row. A row with a logit of +inf or NaN gets NaN, as log_softmax gives."""
-    total = torch.full(labels_r.shape, -torch.inf, dtype=x_rd.dtype, device=x_rd.device)
-    picked = torch.zeros_like(total)
+def _row_block(
+    x_rd: Tensor, weight: Tensor, labels_r: Tensor, logits_dtype: torch.dtype | None, total_r: Tensor, picked_r: Tensor
+) -> None:
+    """Writes the log-sum-exp and the label's logit of each row; `total_r` starts at -inf."""
     for span in spans(weight.shape[0], _vocabulary_block(x_rd.shape[0], x_rd.dtype)):
-        _join(_logits(x_rd, weight[span], logits_dtype), labels_r, span.start, total, picked)
-    return torch.where(total == torch.inf, torch.nan, total), picked
+        _join(_logits(x_rd, weight[span], logits_dtype), labels_r, span.start, total_r, picked_r)
 
 
-def _join(logits: Tensor, labels_r: Tensor, start: int, total: Tensor, picked: Tensor) -> None:
+def _join(logits: Tensor, labels_r: Tensor, start: int, total_r: Tensor, picked_r: Tensor) -> None:
     """Joins a block of logits to the log-sum-exp and the label's logit of each row."""
     if softmax_rows.is_native(logits):
-        softmax_rows.join(logits, labels_r, start, total, picked)
+        softmax_rows.join(logits, labels_r, start, total_r, picked_r)
         return
-    total.copy_(torch.logaddexp(total, torch.logsumexp(logits, 1)))
+    total_r.copy_(torch.logaddexp(total_r, torch.logsumexp(logits, 1)))
     inside, index = _in_block(logits, labels_r, start)
-    picked.copy_(torch.where(inside, logits.gather(1, index)[:, 0], picked))
+    picked_r.copy_(torch.where(inside, logits.gather(1, index)[:, 0], picked_r))
 
 
 def _in_block(logits: Tensor, labels_r: Tensor, start: int) -> tuple[Tensor, Tensor]:

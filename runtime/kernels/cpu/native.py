@@ -7,6 +7,8 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
+from struct import Struct
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +71,8 @@ def suffix(dtype: torch.dtype) -> str:
 
 def rows(t: Tensor, dtype: torch.dtype) -> Tensor:
     """`t` in `dtype` with its last dimension contiguous; the other strides (also 0) are kept where no cast is needed."""
+    if t.dtype is dtype and t.stride(-1) == 1:
+        return t
     t = t.detach().to(dtype)
     if t.dim() == 0 or t.stride(-1) == 1 or t.shape[-1] == 1:
         return t
@@ -83,13 +87,30 @@ def matrix(t: Tensor) -> Matrix:
     return Matrix(t.data_ptr(), t.stride(0), t.stride(1))
 
 
-def heads(t: Tensor) -> Heads:
-    """The view of a four-dimensional tensor that went through `rows`."""
-    return Heads(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
-
-
 Argument = int | float | Matrix | Tensor | None
-VIEWS: dict[type, Callable[[Tensor], ctypes.Structure]] = {Matrix: matrix, Heads: heads}
+# How a field is packed: the letter of `struct`, and how many numbers: one, or an address and its strides.
+_PACKED: dict[type, tuple[str, int]] = {
+    ctypes.c_int64: ("q", 1),
+    ctypes.c_void_p: ("q", 1),
+    ctypes.c_double: ("d", 1),
+    Matrix: ("qqq", 3),
+    Heads: ("qqqq", 4),
+}
+_ABSENT = [(0,) * width for width in range(5)]
+
+
+@cache
+def _layout(structure: type[ctypes.Structure]) -> tuple[Struct, tuple[tuple[str, int], ...]]:
+    """How a structure is packed, and the name and width of each field. Fields are words of eight bytes: nothing is padded."""
+    fields = [(name, *_PACKED[kind]) for name, kind in structure._fields_]  # type: ignore[misc]
+    return Struct("=" + "".join(letters for _, letters, _ in fields)), tuple((name, width) for name, _, width in fields)
+
+
+@cache
+def _entry(name: str, entry: str) -> Callable[[bytes], None]:
+    found: Any = getattr(required(name), entry)
+    found.argtypes, found.restype = (ctypes.c_char_p,), None
+    return found  # type: ignore[no-any-return]
 
 
 def threads_for(work: int) -> int:
@@ -102,27 +123,33 @@ def groups(batch: int, vectors: int, threads: int) -> int:
     return max(1, min(vectors, threads // math.gcd(batch, threads)))
 
 
-def run(
-    name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, int | float | Matrix | Tensor | None]
-) -> None:
+def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mapping[str, Argument]) -> None:
     """Call `<entry>` of the library `name` with one structure, whose fields are filled by name; absent ones are null.
 
     Tensors must have the entry's dtype and have gone through `rows` (matrices) or be contiguous (pointers).
     """
-    arguments = structure()
-    for field in structure._fields_:
-        value = values.get(field[0])
-        if isinstance(value, Tensor):
-            view = VIEWS.get(field[1])
-            setattr(arguments, field[0], view(value) if view else value.data_ptr())
-        elif value is not None:
-            setattr(arguments, field[0], value)
-    getattr(required(name), entry)(ctypes.byref(arguments))
+    packer, fields = _layout(structure)
+    words: list[int | float] = []
+    for field, width in fields:
+        value = values.get(field)
+        if value is None:
+            words += _ABSENT[width]
+        elif isinstance(value, Tensor):
+            words.append(value.data_ptr())
+            if width > 1:
+                words += value.stride()[: width - 1]
+        elif isinstance(value, Matrix):
+            words += (value.data or 0, value.batch_stride, value.time_stride)
+        else:
+            words.append(value)
+    _entry(name, entry)(packer.pack(*words))
 
 
 def dense(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """`t` contiguous in `dtype`."""
-    return None if t is None else t.detach().to(dtype).contiguous()
+    if t is None or (t.dtype is dtype and t.is_contiguous()):
+        return t
+    return t.detach().to(dtype).contiguous()
 
 
 def rows_of(dtype: torch.dtype, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:

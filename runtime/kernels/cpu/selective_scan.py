@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,9 +28,15 @@ class Arguments(ctypes.Structure):
     )
 
 
+@cache
+def _lanes(wide: torch.dtype) -> int:
+    found: int = getattr(required("selective_scan"), f"lanes_{suffix(wide)}")()
+    return found
+
+
 def _sizes(x: Tensor, A: Tensor, wide: torch.dtype, softplus: bool) -> dict[str, int]:
     batch, steps, channels = x.shape
-    lanes = getattr(required("selective_scan"), f"lanes_{suffix(wide)}")()
+    lanes = _lanes(wide)
     threads = threads_for(x.numel())
     vectors = -(-channels // lanes)
     parts = groups(batch, vectors, threads)

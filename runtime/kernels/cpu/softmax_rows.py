@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from adjcomp.runtime.kernels.cpu.native import Matrix, load, run, suffix, threads_for
+from adjcomp.runtime.kernels.cpu.native import Argument, Matrix, load, run, suffix, threads_for
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -29,7 +29,7 @@ def is_native(logits_rv: Tensor) -> bool:
 
 def _run(entry: str, logits_rv: Tensor, start: int, rows: dict[str, Tensor]) -> None:
     sizes = {"count": logits_rv.shape[0], "size": logits_rv.shape[1], "start": start, "threads": threads_for(logits_rv.numel())}
-    values: dict[str, int | float | Matrix | Tensor | None] = {**sizes, "logits": logits_rv[None], **rows}
+    values: dict[str, Argument] = {**sizes, "logits": logits_rv[None], **rows}
     run("softmax_rows", f"{entry}_{suffix(logits_rv.dtype)}", Arguments, values)
 
 
