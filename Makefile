@@ -64,6 +64,7 @@ coverage: $(STAMP)  ## the default tests with a report of the lines that none re
 
 bench: $(STAMP)  ## measure against plain autograd and others (QUICK=1: a short form), into build/bench.json
 	$(BIN)/python tests/benchmarks/run.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/floors.py --json build/floors.json
 
 paper: $(STAMP)  ## reproduce the paper's tables and figures, measured and planned, into docs/paper.md (PAPER_ARGS=--help)
 	$(BIN)/python tests/benchmarks/paper/run.py $(PAPER_ARGS)

@@ -46,24 +46,24 @@ def _reached(graph: fx.Graph, tangents: Sequence[fx.Node], target: Any) -> list[
 
 @dataclass(frozen=True)
 class _Concatenation:
-    """parts: (..., k_i) each. products: those that read a view of the whole as (rows, K), or its transpose."""
+    """parts: (..., k_i) each. readers: views of the whole as (rows, K), and the products over each, or over its transpose."""
 
     parts: list[fx.Node]
-    products: list[tuple[fx.Node, fx.Node]]  # the view, and a product over it
+    readers: list[tuple[fx.Node, list[fx.Node]]]
 
     def split(self) -> None:
         """Give each part products of its own."""
         widths = [part.meta["val"].shape[-1] for part in self.parts]
         starts = [0, *itertools.accumulate(widths)]
-        for whole, product in self.products:
-            emit = Emitter(product.graph, set())
+        for whole, products in self.readers:
+            emit = Emitter(whole.graph, set())
             rows = whole.args[1][0]  # type: ignore[index]
-            with product.graph.inserting_before(product):
-                pieces = [
-                    emit.call(product, aten.view.default, part, [rows, width])
-                    for part, width in zip(self.parts, widths, strict=True)
-                ]
-                product.replace_all_uses_with(_over_pieces(emit, product, whole, pieces, starts))
+            with whole.graph.inserting_before(whole):
+                parts = zip(self.parts, widths, strict=True)
+                pieces = [emit.call(whole, aten.view.default, part, [rows, width]) for part, width in parts]
+            for product in products:
+                with product.graph.inserting_before(product):
+                    product.replace_all_uses_with(_over_pieces(emit, product, whole, pieces, starts))
 
 
 def _over_pieces(emit: Emitter, product: fx.Node, whole: fx.Node, pieces: list[fx.Node], starts: list[int]) -> fx.Node:
@@ -94,18 +94,20 @@ def _concatenation(node: fx.Node) -> _Concatenation | None:
     parts = node.args[0]
     if value.dtype not in _EXACT or value.ndim < 2 or _dim(node) != value.ndim - 1 or len(parts) < 2:  # type: ignore[arg-type]
         return None
-    products = []
+    found = []
     for whole in node.users:
+        products: list[fx.Node] = []
         if whole.target is not aten.view.default or not _merges_rows(whole, value):
             return None
         for user in whole.users:
             readers = list(user.users) if user.target is aten.t.default else [user]
             if not readers or not all(_is_split_well(reader, whole, user, len(parts)) for reader in readers):  # type: ignore[arg-type]
                 return None
-            products += [(whole, reader) for reader in readers]
+            products += readers
+        found.append((whole, products))
     if not all(_can_merge(part, node) for part in parts):  # type: ignore[union-attr]
         return None
-    return _Concatenation(list(parts), products)  # type: ignore[arg-type]
+    return _Concatenation(list(parts), found)  # type: ignore[arg-type]
 
 
 def _dim(cat: fx.Node) -> int:

@@ -207,10 +207,35 @@ class _Lowering:
             self._accumulate_rows(node, number)
         elif node in self.shares:
             for share in self.shares[node]:
-                left, right = (self.memo[factor] for factor in cast("tuple[fx.Node, fx.Node]", share.product.args))
-                self.steps.append(AccumulateProduct(number, left, right, share.transposed, share.span))
+                self._accumulate_product(number, share)
         else:
             self.steps.append(Accumulate(number, self.memo[node]))
+
+    def _accumulate_product(self, number: int, share: Share) -> None:
+        left, right = cast("tuple[fx.Node, fx.Node]", share.product.args)
+        if not share.is_tall:
+            step = AccumulateProduct(number, self.memo[left], self.memo[right], share.transposed, share.span)
+            self.steps.append(step)
+            return
+        value = share.product.meta["val"]
+        product = self._slot(value.t())
+        turned = (self._transposed(right), self._transposed(left))
+        self.steps.append(Compute(aten.mm.default, turned, {}, product, allocates=True))
+        if not share.transposed:
+            product = self._view(aten.t.default, product, value)
+        self.steps.append(Accumulate(number, product))
+
+    def _transposed(self, node: fx.Node) -> Slot:
+        source = node.args[0]
+        if node.target is aten.t.default and isinstance(source, fx.Node) and source in self.memo:
+            found: Slot = self.memo[source]
+            return found
+        return self._view(aten.t.default, self.memo[node], node.meta["val"].t())
+
+    def _view(self, target: Any, source: Slot, value: Any) -> Slot:
+        made = self._slot(value)
+        self.steps.append(Compute(target, (source,), {}, made, allocates=False))
+        return made
 
     def _accumulate_rows(self, node: fx.Node, number: int) -> None:
         value, rows, _, padding, _ = cast("tuple[fx.Node, fx.Node, int, int, bool]", node.args)

@@ -11,6 +11,7 @@ from adjcomp.ir.program import Span
 from adjcomp.passes.timearguments import argument
 
 aten = torch.ops.aten
+_NARROW, _TALL = 32, 8
 _ADDED_IN_PLACE = (torch.float32, torch.float64)  # accumulators have no narrower dtype
 
 
@@ -21,6 +22,14 @@ class Share:
     product: fx.Node
     transposed: bool
     span: Span | None
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether the product is so much higher than wide that libraries are faster at its transpose (twice on a CPU); that is
+        small enough to be held and added.
+        """
+        rows, columns = self.product.meta["val"].shape
+        return self.span is None and columns <= _NARROW and rows >= _TALL * columns
 
 
 def products_in(gradient: fx.Node) -> list[Share]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from functools import cache
 
 SLACK_BYTES = 8 << 20
@@ -25,20 +24,24 @@ _limits: dict[int, int] = {}  # by budget: the resident size at which free pages
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim, after glibc was told to keep freed memory; None on other systems."""
+def _libc() -> ctypes.CDLL | None:
+    """glibc; None on other systems."""
     if not os.path.exists(_STATM):
         return None
     try:
         libc = ctypes.CDLL(None)
-        found: Callable[[int], int] = libc.malloc_trim
-        tune: Callable[[int, int], int] = libc.mallopt
-    except (OSError, AttributeError):
+    except OSError:
         return None
-    if not any(name in os.environ for name in _TUNED_BY):
-        tune(_M_TRIM_THRESHOLD, _MOST)
-        tune(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
-    return found
+    return libc if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tell glibc once to keep what is freed, unless the user has told it otherwise."""
+    libc = _libc()
+    if libc is not None and not any(name in os.environ for name in _TUNED_BY):
+        libc.mallopt(_M_TRIM_THRESHOLD, _MOST)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
 
 
 @cache
@@ -60,10 +63,11 @@ class ResidentGuard:
     """Watches one step: `check` trims when what the process holds beside its own passes the budget and a slack."""
 
     def __init__(self, budget_bytes: int, live_bytes: int) -> None:
-        self.trim = _trim()
+        self.libc = _libc()
         self.budget_bytes = budget_bytes
         self.limit = 0
-        if self.trim is not None:
+        if self.libc is not None:
+            keep_freed_memory()
             # The least of all steps: what an earlier one freed and left must not count as the process's own.
             self.limit = _limits[budget_bytes] = min(self._limit(live_bytes), _limits.get(budget_bytes, 2**63))
 
@@ -73,8 +77,8 @@ class ResidentGuard:
 
     def check(self, live_bytes: int) -> None:
         """Called between actions, with what is live."""
-        if self.trim is None or _resident_bytes() <= self.limit:
+        if self.libc is None or _resident_bytes() <= self.limit:
             return
-        self.trim(0)
+        self.libc.malloc_trim(0)
         if _resident_bytes() > self.limit:  # something else in the process has grown
             self.limit = _limits[self.budget_bytes] = self._limit(live_bytes)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adjcomp.runtime.kernels.cpu.build import BuildError, library
+from adjcomp.runtime.resident import keep_freed_memory
 
 SHARED_WORK = 1 << 14  # numbers below which waking other threads costs more than it gains
 
@@ -44,7 +45,9 @@ def _failure() -> list[str]:
 def load(name: str) -> ctypes.CDLL | None:
     """The compiled library of an op, or None (with one warning per process) where it can't be compiled."""
     try:
-        return library(name)
+        found = library(name)
+        keep_freed_memory()  # what an op returns is fresh memory in every call
+        return found
     except (BuildError, OSError) as error:
         if not _failure():
             _failure().append(str(error))
