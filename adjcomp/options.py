@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adjcomp.units import parse_bytes
 
-PLACEMENTS = (None, "layers", "time")
+PLACEMENTS = (None, "layers", "time", "grid")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Options:
     """Options of `adjcomp.compile` and `adjcomp.plan`.
 
     Attributes:
-        placement: how planning spreads over several devices: None (the planner decides), "layers" or "time".
+        placement: how planning spreads over several devices: None (the planner decides), "layers", "time" or "grid"
+            (contiguous layers, each on several devices that take the chunks in turn).
         deterministic: kernels in fixed configurations (no kernel uses atomics) and plans without timings, so that equal runs on
             one device give equal bits. Operations of torch's own follow `torch.use_deterministic_algorithms`.
         solver_time_limit_seconds: deterministic seconds the solver may search (they count work, not the clock, so that
@@ -42,7 +43,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
-            raise ValueError(f"placement must be None, 'layers' or 'time', not {self.placement!r}")
+            raise ValueError(f"placement must be None, 'layers', 'time' or 'grid', not {self.placement!r}")
         if not isinstance(self.deterministic, bool):
             raise TypeError(f"deterministic must be True or False, not {self.deterministic!r}")
         if not isinstance(self.adjoint_norms, bool):

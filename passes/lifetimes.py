@@ -63,7 +63,9 @@ def dropping(action: Action, frees: tuple[Value, ...]) -> Action:
 
 
 def on_device(action: Action, device: int) -> Action:
-    """`action` on another device."""
+    """`action` on `device`."""
+    if action.device == device:
+        return action
     kind = type(action)
     own = [getattr(action, name) for name in own_fields(kind)]
     return kind(*own, device=device, stream=action.stream, frees=action.frees)

@@ -41,6 +41,9 @@ _KEYS: dict[type[Action], Callable[[Any, int], Key]] = {
 }
 
 
+NOTHING = Recipe((), (), (), 0, 0, 0.0)
+
+
 class Recipes:
     """The recipes of one stack."""
 
@@ -56,9 +59,11 @@ class Recipes:
         if key_of is not None:
             chunk: int = action.chunk  # type: ignore[attr-defined]
             key = key_of(action, self.last)
-        elif isinstance(action, Offload | Fetch):
+        elif isinstance(action, Send | Receive | Offload | Fetch):
             kind, layer, chunk = action.value
             key = (type(action), kind, layer, chunk == self.last)
+        elif type(action) is Free:
+            return NOTHING, 0
         else:
             return self._made(action, 0), 0
         found = self._known.get(key)

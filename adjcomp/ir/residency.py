@@ -33,7 +33,11 @@ class Residency:
             kinds[item.kind] = kinds.get(item.kind, 0) + item.size
         return resident, turn
 
-    def gradients(self, layer: int) -> int:
-        """Bytes of the gradient accumulators of a layer's parameters, without those that a lower layer shares."""
-        lower = {item.name for other in self.layers[:layer] for item in other if item.kind == GRADIENTS}
-        return sum(item.size for item in self.layers[layer] if item.kind == GRADIENTS and item.name not in lower)
+    def gradients(self, layer: int, own: range) -> int:
+        """Bytes of the gradient accumulators that are added up with `layer` over devices that all have the layers `own`.
+
+        A parameter that several layers share counts with the lowest of them; not at all where a layer outside of `own` has it.
+        """
+        others = (other for k, other in enumerate(self.layers) if k < layer or k not in own)
+        elsewhere = {item.name for other in others for item in other if item.kind == GRADIENTS}
+        return sum(item.size for item in self.layers[layer] if item.kind == GRADIENTS and item.name not in elsewhere)

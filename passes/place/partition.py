@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from adjcomp.ir.costs import StackCosts
 from adjcomp.passes.place.problem import Problem, internals, span, span_bytes
-from adjcomp.passes.place.stage import Stage, busy_seconds, free_bytes, stage
+from adjcomp.passes.place.stage import Stage, busy_seconds, free_bytes, paced, stage
 
 ROUNDS = 60  # bisections; each halves the interval
 PRECISION = 1e-7  # relative width at which bisection ends
@@ -43,7 +43,7 @@ def partition(problem: Problem) -> Partition | None:
         found = timed(device, first, last)
         return found is not None and found[1] <= target
 
-    found = _least_target(problem, fits)
+    found = least_target(problem, fits)
     if found is None:
         return None
     target, cuts = found
@@ -74,7 +74,7 @@ def partition_bound(problem: Problem) -> float:
             known[key] = _least(problem, device, first, last, fastest)
         return known[key]
 
-    found = _least_target(problem, lambda device, first, last, target: least(device, first, last) <= target)
+    found = least_target(problem, lambda device, first, last, target: least(device, first, last) <= target)
     if found is None:
         raise RuntimeError("a target without limit refuses a partition")
     return found[0] * (1 - 2 * PRECISION)
@@ -86,10 +86,10 @@ def _shortest(problem: Problem, made: Stage) -> float:
         return busy_seconds(problem, made, made.most_hold)
     free = free_bytes(problem, made.device, made.first, made.last)
     free -= sum(internals(problem.costs, k) for k in range(made.first, made.last + 1))
-    work = _once(problem, made.first, made.last) + _recomputed(
-        problem, made.first, made.last, free, lambda k: internals(problem.costs, k)
-    )
-    return min(work / problem.sites[made.device].speed, busy_seconds(problem, made, made.most_hold))
+    again = recomputed(problem, made.first, made.last, free, lambda k: internals(problem.costs, k))
+    forward = span(problem.sums.forward_all, made.first, made.last)
+    back = span(problem.sums.adjoint_all, made.first, made.last) + again
+    return min(paced(problem, made.device, forward, back), busy_seconds(problem, made, made.most_hold))
 
 
 def _around(problem: Problem, first: int, last: int) -> float:
@@ -105,13 +105,13 @@ def _least(problem: Problem, device: int, first: int, last: int, fastest: float)
     borders = costs.chunk_count * sum(t.carry_bytes for t in costs.layers[first : last + 1] if t.has_vjp and t.reads_carry)
     free = site.budget_bytes - sum(resident.values()) - sum(turn.values()) - borders
     free -= span_bytes(sums.adjoint_bytes, first, last)
-    again = _recomputed(problem, first, last, free, lambda k: _least_internals(costs, k)) / site.speed
+    again = recomputed(problem, first, last, free, lambda k: least_internals(costs, k)) / site.speed
     below = span(sums.first_chunk, 0, first - 1) / fastest
     above = span(sums.last_chunk, last + 1, problem.head) / fastest
-    return below + _once(problem, first, last) / site.speed + above + again
+    return below + once(problem, first, last) / site.speed + above + again
 
 
-def _least_internals(costs: StackCosts, layer: int) -> int:
+def least_internals(costs: StackCosts, layer: int) -> int:
     """Bytes that internals of a tile take at least; an output that the tile above reads as its input counts there."""
     tile = costs.layers[layer]
     below = costs.layers[layer - 1].stream_bytes if layer > 0 and tile.reads_input else 0
@@ -119,12 +119,12 @@ def _least_internals(costs: StackCosts, layer: int) -> int:
     return tile.keep_bytes + below + (tile.stream_bytes if alone else 0)
 
 
-def _once(problem: Problem, first: int, last: int) -> float:
+def once(problem: Problem, first: int, last: int) -> float:
     """Seconds of all forwards and adjoints of some layers, at speed 1."""
     return span(problem.sums.forward_all, first, last) + span(problem.sums.adjoint_all, first, last)
 
 
-def _recomputed(problem: Problem, first: int, last: int, free: float, size: Callable[[int], int]) -> float:
+def recomputed(problem: Problem, first: int, last: int, free: float, size: Callable[[int], int]) -> float:
     """Seconds of recomputation left when `free` bytes go where they save most: a fractional knapsack over inner chunks."""
     layers, chunks = problem.costs.layers, problem.costs.chunk_count - 1
     left = 0.0
@@ -136,7 +136,7 @@ def _recomputed(problem: Problem, first: int, last: int, free: float, size: Call
     return left
 
 
-def _least_target(problem: Problem, fits: Fits) -> tuple[float, list[tuple[int, int]]] | None:
+def least_target(problem: Problem, fits: Fits) -> tuple[float, list[tuple[int, int]]] | None:
     """The least target (to PRECISION) under which greedy extension places all layers, and its cuts; None when none does."""
     low, high = 0.0, _upper(problem)
     best = _extend(problem, fits, high)
@@ -157,7 +157,8 @@ def _least_target(problem: Problem, fits: Fits) -> tuple[float, list[tuple[int, 
 def _upper(problem: Problem) -> float:
     """Seconds that are enough for one device, the slowest, that runs every tile three times."""
     sums = problem.sums
-    return 4 * (sums.forward_all[-1] + sums.adjoint_all[-1]) / min(site.speed for site in problem.sites) + 1.0
+    alone = 4 * (sums.forward_all[-1] + sums.adjoint_all[-1]) / min(site.speed for site in problem.sites)
+    return alone + 2 * sum(problem.chain) + 1.0
 
 
 def _extend(problem: Problem, fits: Fits, target: float) -> list[tuple[int, int]] | None:

@@ -29,12 +29,20 @@ class Site:
 
 @dataclass(frozen=True)
 class Problem:
-    """Costs at one chunk length, on a machine."""
+    """Costs at one chunk length, on a machine.
+
+    A problem of one lane of a grid has the lane's chunks only, and a site for each stage.
+    """
 
     costs: StackCosts
     residency: Residency
     sites: tuple[Site, ...]
     wiring: Wiring
+    lanes: int = 1  # devices that share a stage's chunks
+    chain: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # seconds of the forwards, and of the adjoints, that follow each other through all lanes
 
     @property
     def head(self) -> int:

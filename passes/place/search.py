@@ -17,7 +17,8 @@ from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
 from adjcomp.ir.residency import Residency
 from adjcomp.machine import Machine
 from adjcomp.options import Options
-from adjcomp.passes.place.lines import lines_of
+from adjcomp.passes.place.grid import Grid, grid, grid_bound, shapes
+from adjcomp.passes.place.lines import lanes_of, lines_of
 from adjcomp.passes.place.partition import Partition, partition, partition_bound
 from adjcomp.passes.place.problem import Problem, Site
 from adjcomp.passes.place.ranges import Ranges, ranges
@@ -29,6 +30,7 @@ from adjcomp.passes.simulate import simulate
 from adjcomp.units import format_bytes
 
 TRIES = 3  # plans that are written out and timed, for each placement
+ENOUGH = 400_000  # actions written out, after which no other plan is tried
 SHRINKS = 6  # times that a plan over its budget is planned again with less
 SPACES = {
     "layers": "contiguous layers on each device, in the machine's order: a wave over the chunks, in which every stage keeps the "
@@ -36,7 +38,11 @@ SPACES = {
     "time": "contiguous chunks on each device, in the machine's order: every device takes one layer after the other over its "
     "range; every chunk has places of its own for a number of residual chunks, stored after some layers, and makes the others "
     "from those again; no internals are held",
+    "grid": "stages of contiguous layers in the machine's order, each on several devices next to each other that take its chunks "
+    "in turn: the devices of a turn are a wave over their chunks as in a placement by layers, and states go from turn to turn",
 }
+Solution = Partition | Ranges | Grid
+Way = tuple[str, tuple[int, int]]  # a placement, and the stages and lanes of a grid
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class _Option:
 
     problem: Problem
     placement: str
-    solution: Partition | Ranges
+    shape: tuple[int, int]  # stages and lanes of a grid
+    solution: Solution
     seconds: float  # expected by the model
 
 
@@ -57,6 +64,7 @@ def solve_machine(
     budget_bytes: int,
     candidates: Sequence[int],
     options: Options,
+    shape: tuple[int, int] | None = None,
 ) -> Plan:
     """The fastest plan found for one step on the devices of `machine`.
 
@@ -67,26 +75,48 @@ def solve_machine(
         seq_len: tokens along time.
         budget_bytes: most bytes on each device; a smaller device has its own size.
         candidates: chunk lengths to choose from, tokens.
-        options: `placement` says whether devices share the layers or the time; None tries both.
+        options: `placement` says whether devices share the layers, the time, or both in a grid; None tries all.
+        shape: stages and lanes of a grid; None where they are free.
 
     Raises:
         BudgetError: no placement with any of the chunk lengths fits; its `minimum_bytes` does.
     """
-    placements = ("layers", "time") if options.placement is None else (options.placement,)
+    ways = _ways(options.placement, shape, len(machine.devices))
     problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
-    found = [option for problem in problems for placement in placements if (option := _model(problem, placement)) is not None]
+    found = [option for problem in problems for way in ways if (option := _model(problem, *way)) is not None]
     if not found:
-        raise _budget_error(problems, placements, budget_bytes)
-    best: Plan | None = None
-    tries = TRIES if _searched(options) else 1
-    for placement in placements:
-        for option in sorted((o for o in found if o.placement == placement), key=lambda o: o.seconds)[:tries]:
-            if best is None or option.seconds < best.seconds:
-                plan = _written(option)
-                best = plan if best is None or plan.seconds < best.seconds else best
-    assert best is not None
-    bound = min(_bound(problem, placement, found) for problem in problems for placement in placements)
+        raise _budget_error(problems, ways, budget_bytes)
+    placements = tuple(dict.fromkeys(placement for placement, _ in ways))
+    best = _best(found, placements, TRIES if _searched(options) else 1)
+    bound = min(_bound(problem, *way, found) for problem in problems for way in ways)
     return _certified(best, bound, placements, tuple(sorted({p.costs.chunk for p in problems})), options)
+
+
+def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Plan:
+    """The fastest of the plans that are written out: of each placement the most promising options."""
+    pool: list[_Option] = []
+    for placement in placements:
+        own = (option for option in found if option.placement == placement)
+        pool += sorted(own, key=lambda option: option.seconds)[:tries]
+    best: Plan | None = None
+    written = 0
+    for option in sorted(pool, key=lambda option: option.seconds):
+        if best is None or (option.seconds < best.seconds and written < ENOUGH):
+            plan = _written(option)
+            written += len(plan.actions)
+            best = plan if best is None or plan.seconds < best.seconds else best
+    assert best is not None
+    return best
+
+
+def _ways(placement: str | None, shape: tuple[int, int] | None, devices: int) -> list[Way]:
+    """The placements to try, with the shape of each: (stages, lanes)."""
+    if placement == "grid":
+        return [("grid", found) for found in (shapes(devices) if shape is None else (shape,))]
+    plain = [(name, (devices, 1) if name == "layers" else (1, devices)) for name in ("layers", "time")]
+    if placement is not None:
+        return [way for way in plain if way[0] == placement]
+    return plain + [("grid", found) for found in shapes(devices) if found[1] > 1]
 
 
 def relative_speeds(machine: Machine) -> tuple[float, ...]:
@@ -122,21 +152,25 @@ def _problems(
     return [Problem(costs(length), residency, sites, wiring_of(machine)) for length in lengths]
 
 
-def _model(problem: Problem, placement: str) -> _Option | None:
+def _model(problem: Problem, placement: str, shape: tuple[int, int]) -> _Option | None:
     """The best solution of a placement's model; None where nothing fits."""
-    if placement == "layers":
-        stages = partition(problem)
-        return None if stages is None else _Option(problem, placement, stages, stages.seconds)
-    cuts = ranges(problem)
-    return None if cuts is None else _Option(problem, placement, cuts, cuts.seconds)
+    solvers: dict[str, Callable[[], Solution | None]] = {
+        "layers": lambda: partition(problem),
+        "time": lambda: ranges(problem),
+        "grid": lambda: grid(problem, shape),
+    }
+    solution = solvers[placement]()
+    return None if solution is None else _Option(problem, placement, shape, solution, solution.seconds)
 
 
-def _bound(problem: Problem, placement: str, found: Sequence[_Option]) -> float:
+def _bound(problem: Problem, placement: str, shape: tuple[int, int], found: Sequence[_Option]) -> float:
     """Seconds that no plan of a placement at a chunk length goes below."""
     if placement == "layers":
         return partition_bound(problem)
-    solutions = [o.solution for o in found if o.problem is problem and isinstance(o.solution, Ranges)]
-    return solutions[0].bound_seconds * (1 - 1e-9) if solutions else math.inf
+    own = [o.solution for o in found if o.problem is problem and (o.placement, o.shape) == (placement, shape)]
+    if not own:
+        return math.inf
+    return own[0].bound_seconds * (1 - 1e-9) if isinstance(own[0], Ranges) else grid_bound(problem, shape)
 
 
 def _written(option: _Option) -> Plan:
@@ -149,22 +183,23 @@ def _written(option: _Option) -> Plan:
             return plan
         sites = tuple(replace(s, budget_bytes=s.budget_bytes - max(0, o)) for s, o in zip(problem.sites, over, strict=True))
         problem = replace(problem, sites=sites)
-        again = _model(problem, option.placement)
+        again = _model(problem, option.placement, option.shape)
         if again is None:
             break
         solution = again.solution
     raise RuntimeError(f"the {option.placement} placement at chunk length {problem.costs.chunk} doesn't keep its model's promise")
 
 
-def _plan(problem: Problem, solution: Partition | Ranges) -> Plan:
+def _plan(problem: Problem, solution: Solution) -> Plan:
     """A solution as a plan without a bound."""
     owned: list[tuple[int, int] | None] = [None] * len(problem.sites)
     lists: list[tuple[Action, ...]] = [()] * len(problem.sites)
-    if isinstance(solution, Partition):
-        stations = lines_of(problem, solution)
-        for index, station in enumerate(stations):
-            owned[station.device] = (station.first, station.last)
-            lists[station.device] = station_actions(problem.costs, problem.bottom, stations, index)
+    if not isinstance(solution, Ranges):
+        lanes = [lines_of(problem, solution)] if isinstance(solution, Partition) else lanes_of(problem, solution)
+        for stations in lanes:
+            for index, station in enumerate(stations):
+                owned[station.device] = (station.first, station.last)
+                lists[station.device] = station_actions(problem.costs, problem.bottom, stations, index)
     else:
         for device in range(len(problem.sites)):
             lists[device] = sweep_actions(problem, solution, device)
@@ -195,35 +230,35 @@ def _searched(options: Options) -> bool:
     return limit is None or limit >= LEAST_LIMIT
 
 
-def _budget_error(problems: Sequence[Problem], placements: Sequence[str], budget: int) -> BudgetError:
+def _budget_error(problems: Sequence[Problem], ways: Sequence[Way], budget: int) -> BudgetError:
     """The error for a budget that nothing fits: the least that does, by bisection, and what fills it.
 
     Where nothing fits however large the budget, because of the devices' own memory, it is what would fit on larger devices.
     """
     largest = max(site.memory_bytes for site in problems[0].sites)
-    fits_here = _first_fit(problems, placements, largest, capped=True) is not None
+    fits_here = _first_fit(problems, ways, largest, capped=True) is not None
     low, high = budget, largest if fits_here else max(2 * budget, 1 << 20)
-    while not fits_here and _first_fit(problems, placements, high, capped=False) is None:
+    while not fits_here and _first_fit(problems, ways, high, capped=False) is None:
         low, high = high, high * 2
         if high > 1 << 60:
             raise ValueError("no budget is large enough for this placement")
     while high - low > max(1, high >> 12):
         middle = (low + high) // 2
-        if _first_fit(problems, placements, middle, capped=fits_here) is None:
+        if _first_fit(problems, ways, middle, capped=fits_here) is None:
             low = middle
         else:
             high = middle
-    option = _first_fit(problems, placements, high, capped=fits_here)
+    option = _first_fit(problems, ways, high, capped=fits_here)
     assert option is not None
     return BudgetError(budget, high, _written(option).bytes_by_kind, subject=_culprit(problems, high, largest, fits_here))
 
 
-def _first_fit(problems: Sequence[Problem], placements: Sequence[str], budget: int, *, capped: bool) -> _Option | None:
+def _first_fit(problems: Sequence[Problem], ways: Sequence[Way], budget: int, *, capped: bool) -> _Option | None:
     """A placement that fits when every device has `budget` bytes; `capped`: no more than it has memory."""
     for problem in problems:
         sites = tuple(replace(s, budget_bytes=min(budget, s.memory_bytes) if capped else budget) for s in problem.sites)
-        for placement in placements:
-            option = _model(replace(problem, sites=sites), placement)
+        for way in ways:
+            option = _model(replace(problem, sites=sites), *way)
             if option is not None:
                 return option
     return None

@@ -65,20 +65,29 @@ def free_bytes(problem: Problem, device: int, first: int, last: int) -> int:
 
 def buffer_bytes(problem: Problem, first: int, last: int) -> int:
     """Double buffers of what comes in and goes out, and the residual chunk and cotangent at work."""
-    layers = problem.costs.layers
+    layers, sums = problem.costs.layers, problem.sums
     ends = [layers[k] for k in (first - 1, last) if 0 <= k < problem.head]
     largest = max(t.stream_bytes + t.cotangent_bytes for t in layers[max(first - 1, 0) : last + 1])
-    return sum(3 * t.stream_bytes + 3 * t.cotangent_bytes for t in ends) + largest
+    states = span_bytes(sums.border_bytes, first, last) + span_bytes(sums.adjoint_bytes, first, last)
+    between = 3 * states if problem.lanes > 1 else 0  # states on their way to another lane, besides those that stay
+    return sum(3 * t.stream_bytes + 3 * t.cotangent_bytes for t in ends) + largest + between
 
 
 def busy_seconds(problem: Problem, stage: Stage, hold: int) -> float:
     """Seconds of work of a stage that holds `hold` chunks, on its device."""
     sums, count = problem.sums, problem.costs.chunk_count
     first, last = stage.first, stage.last
-    once = span(sums.forward_all, first, last) + span(sums.adjoint_all, first, last)
     more = span(sums.keep, first, last) - span(sums.forward, first, last)
     again = sum(problem.costs.layers[k].forward_seconds for k in stage.again)
-    return (once + hold * more + (count - hold) * (span(sums.keep, first, last) + again)) / problem.sites[stage.device].speed
+    forward = span(sums.forward_all, first, last) + hold * more
+    back = span(sums.adjoint_all, first, last) + (count - hold) * (span(sums.keep, first, last) + again)
+    return paced(problem, stage.device, forward, back)
+
+
+def paced(problem: Problem, device: int, forward: float, back: float) -> float:
+    """Seconds of a device's forward and backward, which take that long at speed 1; it can't be ahead of other lanes."""
+    speed = problem.sites[device].speed
+    return max(forward / speed, problem.chain[0]) + max(back / speed, problem.chain[1])
 
 
 def pass_seconds(problem: Problem, stage: Stage) -> float:

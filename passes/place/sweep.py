@@ -86,7 +86,7 @@ class _Writer:
         layers = range(self.costs.head, self.problem.bottom - 1, -1)
         self._drop_sent()
         for layer in layers if self.holders > 1 else ():
-            self._do(Sum(layer, self.problem.residency.gradients(layer)))
+            self._do(Sum(layer, self.problem.residency.gradients(layer, range(self.costs.head + 1))))
         for layer in layers:
             self._do(Publish(layer))
 

@@ -19,10 +19,11 @@ from adjcomp.machine import GIB, Machine, parse_machine
 from adjcomp.options import Options
 from adjcomp.passes.place import solve_machine
 
+PLACEMENTS = ["layers", "time", "grid"]
 EXAMPLES = settings().max_examples
 
 
-def placed(costs: StackCosts, machine: Machine, budget: int, placement: str | None) -> Plan:
+def placed(costs: StackCosts, machine: Machine, budget: int, placement: str | None, shape: tuple[int, int] | None = None) -> Plan:
     """A plan of `costs`, verified, and its saved form read again."""
     plan = solve_machine(
         [(lambda chunk: costs, layered_residency(costs))],
@@ -31,6 +32,7 @@ def placed(costs: StackCosts, machine: Machine, budget: int, placement: str | No
         budget_bytes=budget,
         candidates=[costs.chunk],
         options=Options(placement=placement),
+        shape=shape,
     )
     plan.verify()
     assert Plan.from_json(plan.to_json()) == plan
@@ -46,14 +48,16 @@ def unequal(count: int, seed: int) -> Machine:
     return replace(machine, devices=tuple(devices), node_links=links)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 7), st.integers(2, 4), st.sampled_from(["layers", "time"]))
+@given(
+    st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 7), st.integers(2, 4), st.sampled_from(["layers", "time", "grid"])
+)
 @settings(max_examples=3 * EXAMPLES, deadline=None)
 def test_every_stack_gets_a_plan_that_verifies(seed: int, layers: int, chunks: int, count: int, placement: str) -> None:
     plan = placed(random_stack(seed, layers=layers, chunks=chunks), unequal(count, seed), GIB, placement)
     assert len(plan.peak_bytes) == count
 
 
-@given(st.integers(0, 10_000), st.integers(2, 4), st.sampled_from(["layers", "time", None]))
+@given(st.integers(0, 10_000), st.integers(2, 4), st.sampled_from(["layers", "time", "grid", None]))
 @settings(max_examples=max(1, EXAMPLES // 2), deadline=None)
 def test_the_least_budget_plans_and_less_does_not(seed: int, count: int, placement: str | None) -> None:
     costs, machine = random_stack(seed, layers=4, chunks=6), unequal(count, seed)
@@ -65,14 +69,51 @@ def test_the_least_budget_plans_and_less_does_not(seed: int, count: int, placeme
         placed(costs, machine, int(least * 0.9) - 1, placement)
 
 
-@pytest.mark.parametrize("placement", ["layers", "time"])
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(0, 7), st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 3), (3, 2)]))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_every_stack_gets_a_plan_on_a_grid_with_little_memory(
+    seed: int, layers: int, chunks: int, shape: tuple[int, int]
+) -> None:
+    costs, machine = random_stack(seed, layers=layers, chunks=shape[1] + chunks), unequal(shape[0] * shape[1], seed)
+    with pytest.raises(BudgetError) as caught:
+        placed(costs, machine, 1, "grid", shape)
+    for times in (1, 2, 1000):
+        placed(costs, machine, times * caught.value.minimum_bytes, "grid", shape)
+
+
+def test_a_grid_beats_layers_and_time_where_many_devices_wait_for_each_other() -> None:
+    costs, machine = regular_stack(65536, 512, 22), parse_machine("cpu:16")
+    seconds = {
+        placement: placed(costs, machine, 200_000_000, placement).seconds for placement in ("layers", "time", "grid", None)
+    }
+    assert seconds["grid"] < 0.95 * min(seconds["layers"], seconds["time"])
+    assert seconds[None] == seconds["grid"]
+
+
+def test_in_a_grid_a_lane_hands_on_states_and_a_stage_residual_chunks() -> None:
+    plan = placed(regular_stack(4096, 256, 6), parse_machine("cpu:6"), GIB, "grid", (2, 3))
+    sends = [action for action in plan.actions if isinstance(action, Send)]
+    assert {a.value.kind.value for a in sends if abs(a.device - a.to) == 3} == {"x", "g"}
+    assert {a.value.kind.value for a in sends if a.device // 3 == a.to // 3} == {"s", "lam"}
+    assert all(abs(a.device - a.to) == 3 or a.device // 3 == a.to // 3 for a in sends)
+
+
+def test_in_a_grid_shared_parameters_are_added_up_once() -> None:
+    costs = replace(regular_stack(4096, 256, 6), ties=(Tie((0, 7), 4000),))
+    plan = placed(costs, parse_machine("cpu:4"), GIB, "grid", (2, 2))
+    assert sum(isinstance(action, SumTied) for action in plan.actions) == 4
+    together = placed(costs, parse_machine("cpu:4"), GIB, "grid", (1, 4))
+    assert not any(isinstance(action, SumTied) for action in together.actions)
+
+
+@pytest.mark.parametrize("placement", ["layers", "time", "grid"])
 def test_four_devices_are_much_faster_than_two(placement: str) -> None:
     costs = regular_stack(65536, 512, 16)
     two, four = (placed(costs, parse_machine(f"cpu:{n}"), 200_000_000, placement).seconds for n in (2, 4))
     assert four < 0.6 * two
 
 
-@pytest.mark.parametrize("placement", ["layers", "time"])
+@pytest.mark.parametrize("placement", ["layers", "time", "grid"])
 def test_the_gap_of_a_long_regular_stack_is_small(placement: str) -> None:
     plan = placed(regular_stack(131072, 512, 22), parse_machine("cpu:4"), 200_000_000, placement)
     assert plan.gap < 0.05
