@@ -6,13 +6,13 @@ Every function that plans is called by all ranks of the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from adjcomp.compiled import example_call, session_of
-from adjcomp.ir.actions import Forward
+from adjcomp.ir.actions import Forward, Loss
 from adjcomp.ir.plan import Plan
 from adjcomp.mesh.spread import Spread
 from adjcomp.session import Session
@@ -32,7 +32,7 @@ class Tokens(Protocol):
 def place(compiled: torch.nn.Module, *, batch_size: int = 1, seq_len: int, example_inputs: Example | None = None) -> Plan:
     """Plan for a shape and put every parameter where the plan wants it, before the first step.
 
-    Under a "layers" mesh a rank keeps the parameters of its own layers; the others' memory is freed. Returns the plan.
+    Under "layers" a rank keeps the parameters of its own layers; the others' memory is freed. Returns the plan.
     """
     session, spread = _session(compiled)
     args, kwargs = example_call(compiled, batch_size, seq_len, example_inputs)
@@ -42,27 +42,42 @@ def place(compiled: torch.nn.Module, *, batch_size: int = 1, seq_len: int, examp
 
 
 def token_range(compiled: torch.nn.Module, *, batch_size: int = 1, seq_len: int, example_inputs: Example | None = None) -> range:
-    """The tokens that this rank's part of the plan reads: its own range under "time", all of them otherwise."""
+    """From the first to the last token that this rank's part of the plan reads: its own under "time", all of them under "layers".
+
+    In a grid a rank takes turns with others: see `token_ranges`.
+    """
+    spans = token_ranges(compiled, batch_size=batch_size, seq_len=seq_len, example_inputs=example_inputs)
+    return range(spans[0].start, spans[-1].stop) if spans else range(0)
+
+
+def token_ranges(
+    compiled: torch.nn.Module, *, batch_size: int = 1, seq_len: int, example_inputs: Example | None = None
+) -> tuple[range, ...]:
+    """The tokens that this rank's part of the plan reads, in order: one range, or in a grid one for each of its chunks."""
     session, spread = _session(compiled)
     args, kwargs = example_call(compiled, batch_size, seq_len, example_inputs)
     plan = session.executable_for(args, kwargs).plan
-    own = [action.chunk for action in plan.actions if isinstance(action, Forward) and action.device == spread.place]
-    if not own:
-        return range(0)
-    return range(min(own) * plan.chunk, min((max(own) + 1) * plan.chunk, seq_len))
+    forwards = (action for action in plan.actions if isinstance(action, Forward | Loss) and action.device == spread.place)
+    spans: list[range] = []
+    for chunk in sorted({action.chunk for action in forwards}):
+        start, stop = chunk * plan.chunk, min((chunk + 1) * plan.chunk, seq_len)
+        joined = bool(spans) and spans[-1].stop == start
+        spans[-1 if joined else len(spans) :] = [range(spans[-1].start if joined else start, stop)]
+    return tuple(spans)
 
 
-def read_tokens(source: Tokens, span: range, *, ahead: int = 1) -> torch.Tensor:
-    """Token ids (B, T) for a call on this rank: those of `span` from `source`, zeros elsewhere.
+def read_tokens(source: Tokens, span: range | Sequence[range], *, ahead: int = 1) -> torch.Tensor:
+    """Token ids (B, T) for a call on this rank: those of `span`, or of several spans, from `source`; zeros elsewhere.
 
-    ahead: how many tokens after its range a rank needs besides: one where labels are the ids shifted by one, so that the last
+    ahead: how many tokens after a range a rank needs besides: one where labels are the ids shifted by one, so that the last
         label of a range is right.
     """
     batch, length = int(source.shape[0]), int(source.shape[1])
     ids = torch.zeros(batch, length, dtype=torch.int64)
-    if len(span):
-        end = min(span.stop + ahead, length)
-        ids[:, span.start : end] = torch.as_tensor(source[:, span.start : end], dtype=torch.int64)
+    for own in [span] if isinstance(span, range) else span:
+        if len(own):
+            end = min(own.stop + ahead, length)
+            ids[:, own.start : end] = torch.as_tensor(source[:, own.start : end], dtype=torch.int64)
     return ids
 
 

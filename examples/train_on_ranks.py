@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 examples/train_on_ranks.py --placement time
 torchrun --nproc-per-node 2 examples/train_on_ranks.py --placement layers --checkpoints build/run1 --steps 6
+torchrun --nproc-per-node 4 examples/train_on_ranks.py --placement layers,time --shape 2,2
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from adjcomp import distributed
 def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--placement", choices=["layers", "time", "auto"], default="time")
+    parser.add_argument("--placement", default="time", help="layers, time, auto, or layers,time")
+    parser.add_argument("--shape", help="ranks along each of several dimensions: 2,2")
     parser.add_argument("--tokens", type=int, default=4_096)
     parser.add_argument("--budget", default="64MiB", help="of each rank")
     parser.add_argument("--steps", type=int, default=4)
@@ -55,7 +57,8 @@ def main(words: Sequence[str] | None = None) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo")
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cuda" if on_gpu else "cpu", (ranks,), mesh_dim_names=(arguments.placement,))
+    shape = tuple(int(n) for n in arguments.shape.split(",")) if arguments.shape else (ranks,)
+    mesh = init_device_mesh("cuda" if on_gpu else "cpu", shape, mesh_dim_names=tuple(arguments.placement.split(",")))
 
     torch.manual_seed(0)  # the same weights everywhere; a rank frees what its plan doesn't need
     config = MambaConfig(vocab_size=256, hidden_size=64, num_hidden_layers=4, use_cache=False)
@@ -74,17 +77,16 @@ def main(words: Sequence[str] | None = None) -> None:
     if first:
         dcp.load(distributed.local_state(compiled, optimizer), checkpoint_id=folder / str(first))
 
-    span = distributed.token_range(compiled, seq_len=arguments.tokens)
-    ids = distributed.read_tokens(text, span).to(model.device)
+    spans = distributed.token_ranges(compiled, seq_len=arguments.tokens)
+    ids = distributed.read_tokens(text, spans).to(model.device)
     for step in range(first + 1, arguments.steps + 1):
         loss = compiled(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         peak = compiled.stats.measured_peak_bytes / 2**20
-        print(
-            f"step {step}, rank {dist.get_rank()}: loss {loss.item():.6f}, tokens {span.start}-{span.stop}, peak {peak:.1f} MiB"
-        )
+        read = sum(len(span) for span in spans)
+        print(f"step {step}, rank {dist.get_rank()}: loss {loss.item():.6f}, {read} tokens read, peak {peak:.1f} MiB")
         if folder is not None:
             save(folder, step, compiled, optimizer)
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ import torch
 from adjcomp.ir.actions import Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import ResidualStack
+from adjcomp.ir.transfers import Sum
 
 
 def layers_of(executable: Executable, device: int) -> frozenset[int]:
@@ -32,6 +33,15 @@ def layers_by_rank(executable: Executable, ranks: Sequence[int]) -> str:
         names = [executable.stack.layers[k].name for k in own]
         parts.append(f"rank {rank} has {' to '.join(dict.fromkeys((names[0], names[-1]))) if names else 'no layers'}")
     return ", ".join(parts)
+
+
+def everywhere(executable: Executable) -> bool:
+    """Whether several devices of a plan have work on the same layers, and then all of them on all layers."""
+    plan = executable.plan
+    if not any(isinstance(action, Sum) for action in plan.actions):
+        return False
+    busy = {action.device for action in plan.actions}
+    return all(len(layers_of(executable, device)) == plan.costs.head + 1 for device in busy)
 
 
 def needed_names(executable: Executable, device: int) -> frozenset[str]:

@@ -57,6 +57,7 @@ def plan_for_ranks(wanted: RanksRequest) -> Plan:
         budget_bytes=request.budget_bytes,
         candidates=request.candidates,
         options=replace(request.options, placement=wanted.layout.placement),
+        shape=wanted.layout.shape,
     )
 
 

@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
-from adjcomp.ir.transfers import Sum
 from adjcomp.mesh.agreement import agreed
 from adjcomp.mesh.dimensions import Layout, read_mesh
 from adjcomp.mesh.elsewhere import send_away
-from adjcomp.mesh.ownership import around, layers_by_rank, let_go, needed_names
+from adjcomp.mesh.ownership import around, everywhere, layers_by_rank, let_go, needed_names
 from adjcomp.mesh.planning import share_plan
 from adjcomp.mesh.sharding import refuse_layers, take_over, without_hooks
 from adjcomp.options import Options
@@ -136,7 +135,7 @@ class Spread:
     def _part(self, executable: Executable) -> Part:
         key = id(executable)
         if key not in self._parts or self._parts[key].executable is not executable:
-            replicated = self.layout.placement == "time" or any(isinstance(a, Sum) for a in executable.plan.actions)
+            replicated = self.layout.placement == "time" or everywhere(executable)
             self._parts[key] = Part(executable, self.place, replicated)
         return self._parts[key]
 

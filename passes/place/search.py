@@ -85,11 +85,19 @@ def solve_machine(
     problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
     found = [option for problem in problems for way in ways if (option := _model(problem, *way)) is not None]
     if not found:
+        _check_lanes(problems, ways)
         raise _budget_error(problems, ways, budget_bytes)
     placements = tuple(dict.fromkeys(placement for placement, _ in ways))
     best = _best(found, placements, TRIES if _searched(options) else 1)
     bound = min(_bound(problem, *way, found) for problem in problems for way in ways)
     return _certified(best, bound, placements, tuple(sorted({p.costs.chunk for p in problems})), options)
+
+
+def _check_lanes(problems: Sequence[Problem], ways: Sequence[Way]) -> None:
+    """ValueError where a grid has more lanes than there are chunks, whatever the budget."""
+    most, lanes = max(p.costs.chunk_count for p in problems), min(lanes for _, (_, lanes) in ways)
+    if lanes > most and all(placement == "grid" for placement, _ in ways):
+        raise ValueError(f"{problems[0].costs.seq_len} tokens make {most} chunks, which {lanes} ranks along time can't share")
 
 
 def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Plan:

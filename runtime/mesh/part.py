@@ -96,11 +96,20 @@ class Part:
         return self._holders[_subject(action)]
 
     def summed(self, action: Sum | SumTied) -> list[str]:
-        """Parameters whose gradients are added up: those of a tie, or of a layer without those that a lower layer shares."""
+        """Parameters whose gradients are added up: those of a tie, or of a layer without those that a lower layer shares.
+
+        Those of a tie between devices are added up over all of its layers' devices, and not over those of one layer before.
+        """
         if isinstance(action, SumTied):
             layers = self.executable.plan.costs.ties[action.tie].layers
             return [name for name, own in self.users.items() if own == layers]
-        return [name for name, own in self.users.items() if own[0] == action.layer]
+        return [name for name, own in self.users.items() if own[0] == action.layer and own not in self._apart]
+
+    @cached_property
+    def _apart(self) -> frozenset[tuple[int, ...]]:
+        """Layers of each tie that has a sum of its own."""
+        plan = self.executable.plan
+        return frozenset(plan.costs.ties[action.tie].layers for action in plan.actions if isinstance(action, SumTied))
 
     def tag(self, value: Value) -> int:
         """A number for a value, the same on both sides of a transfer."""

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import adjcomp
+from adjcomp.compiled import session_of
 from adjcomp.ir.transfers import Send, Sum, SumTied
 from adjcomp.ir.values import value_bytes
 
@@ -22,12 +23,16 @@ TIMEOUT = 8.0
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: a model, a call, the dimensions of the mesh, and whether the budget is nearly the least."""
+    """One comparison: a model, a call, the dimensions of the mesh, and whether the budget is nearly the least.
+
+    dimension: one of the mesh's names, or two with a comma between, which then have the sizes `shape`.
+    """
 
     stack: StackSpec
     call: CallSpec
     dimension: str
     tight: bool = False
+    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def distance_of(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
 def _compare(case: Case) -> Row:
     model, run = build(case.stack), call_of(case.stack, case.call)
     plain_loss, wanted = _plain(model, run)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(case.dimension,))
+    mesh = init_device_mesh("cpu", case.shape or (dist.get_world_size(),), mesh_dim_names=tuple(case.dimension.split(",")))
     options = adjcomp.Options(collective_timeout_seconds=60.0)
     budget = None
     if case.tight:
@@ -93,9 +98,16 @@ def _compare(case: Case) -> Row:
         stats.predicted_peak_bytes,
         stats.budget_bytes,
         sum(live.values()),
-        (stats.sent_bytes, planned_sends(compiled.plan, dist.get_rank())),
-        (stats.summed_bytes, _planned_sums(compiled.plan, dist.get_rank())),
+        (stats.sent_bytes, planned_sends(compiled.plan, device_of(compiled))),
+        (stats.summed_bytes, _planned_sums(compiled.plan, device_of(compiled))),
     )
+
+
+def device_of(compiled: nn.Module) -> int:
+    """This rank's device in the plans."""
+    spread = session_of(compiled).spread
+    assert spread is not None
+    return spread.place
 
 
 def planned_sends(plan: adjcomp.Plan, device: int) -> int:
