@@ -154,7 +154,7 @@ def join(mesh: object, options: Options, device: torch.device, model: torch.nn.M
     everyone = sorted(int(rank) for rank in mesh.mesh.flatten())  # type: ignore[attr-defined]
     shardings = take_over(model, tuple(everyone))
     if shardings and len(layout.ranks) > 1:
-        if layout.placement == "layers":
+        if layout.placement in ("layers", "grid"):
             refuse_layers(shardings)
         layout = replace(layout, placement="time")
     watch = Watch(_get_default_store(), everyone, own, options.collective_timeout_seconds, f"{next(_JOINED)}/{everyone}")
