@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from adjcomp.ir.program import TilePrograms
 from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template
 from adjcomp.ir.values import adjoint, cotangent, keep, stream
+from adjcomp.runtime.norms import AdjointNorms
 from adjcomp.runtime.recording import Results
 from adjcomp.runtime.tiles import Tiles
 from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepOutputs, Tensor, accumulation_dtype, present
@@ -29,7 +28,7 @@ class Backward:
         self.parameters: dict[str, Tensor] = {}
         self.sides: dict[int, Tensor] = {}
         self.initial: dict[int, Tensor] = {}
-        self.norms: dict[tuple[int, int], Tensor] = {}  # of the adjoint state before a chunk, by layer and chunk
+        self.norms = AdjointNorms()
         self.active_top = max((k for k, layer in enumerate(self.stack.layers) if self._reached(layer)), default=-1)
 
     def _reached(self, layer: Layer) -> bool:
@@ -124,7 +123,7 @@ class Backward:
         if layer.carries:
             self.tiles.values[adjoint(k, chunk - 1)] = held
             if self.tiles.inputs.adjoint_norms:
-                self.norms[k, chunk] = _norm(held)
+                self.norms.note(k, chunk, held)
         if chunk == 0:
             self._add_initial(layer, held)
 
@@ -184,13 +183,7 @@ class Backward:
     def adjoint_norms(self) -> Tensor:
         """Norms of the adjoint states, (layers with a state, chunks) float32 on the CPU; zeros where no gradient came."""
         layers = [k for k, layer in enumerate(self.stack.layers) if layer.carries]
-        count = self.tiles.executable.plan.costs.chunk_count
-        found = torch.zeros(len(layers), count)
-        for row, k in enumerate(layers):
-            known = [(c, self.norms[k, c]) for c in range(count) if (k, c) in self.norms]
-            if known:
-                found[row, [c for c, _ in known]] = torch.stack([norm for _, norm in known]).cpu()
-        return found
+        return self.norms.matrix(layers, self.tiles.executable.plan.costs.chunk_count)
 
     def gradients(self) -> StepGradients:
         """Everything that was added up."""
@@ -204,12 +197,3 @@ class Backward:
 def _takes_adjoint(template: Template) -> list[bool]:
     """For each carry, whether a cotangent travels for it."""
     return [o.differentiable for o in template.outputs if o.kind is OutputKind.CARRY]
-
-
-def _norm(held: Held) -> Tensor:
-    """The norm of all parts of an adjoint state together, float32: one number, where the state is many."""
-    parts: list[Tensor] = [torch.linalg.vector_norm(part) for part in held if part is not None]
-    if not parts:
-        return torch.zeros(())
-    total: Tensor = parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
-    return total.float()
