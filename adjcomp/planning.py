@@ -196,8 +196,16 @@ def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:
     """The costs of tiles that keep what `policy` says, on the machine's first device."""
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
-    rates = device_rates(request.machine.devices[0])
-    return CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy)
+    rates, recording = device_rates(request.machine.devices[0]), _offline_recording(request)
+    return CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording)
+
+
+def _offline_recording(request: OfflineRequest) -> RecordingPolicy | None:
+    """Recordings that are asked for on one accelerator; what `compile` records of its own accord takes what a plan can spare."""
+    options, devices = request.options, request.machine.devices
+    if options.cuda_graphs is not True or options.streams > 1 or len(devices) > 1 or devices[0].kind == "cpu":
+        return None
+    return RecordingPolicy(False, LIBRARY_BYTES)
 
 
 def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostModel]) -> Plan:

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from adjcomp.ir.program import Program, TilePrograms
+from adjcomp.ir.program import Compute, Program, TilePrograms
 from adjcomp.ir.recording import RecordedPrograms, RecordingPolicy, place_bytes
 from adjcomp.ir.stack import InputKind, OutputKind, Template
+from adjcomp.ops.library import NAMESPACE
 from adjcomp.passes.joint import Split
 from adjcomp.passes.sizes import number_of_bytes
 
 if TYPE_CHECKING:
     from adjcomp.passes.cost import CostModel
 
-LAUNCH_SECONDS = 8e-6  # of the processor, for one kernel from Python: an estimate
+# Estimates: the processor's time to launch one kernel from Python, and how many of those an op of ours takes, which prepares its
+# arguments in Python and launches several kernels.
+LAUNCH_SECONDS = 8e-6
+OWN_LAUNCHES = 5
 TRAVELLING = (InputKind.STREAM, InputKind.CARRY)
 
 
@@ -57,7 +61,10 @@ def _is_worth(model: CostModel, candidate: _Candidate) -> bool:
     """Whether launching one by one takes longer than running and copying inputs and results (each read and written)."""
     copied = 2 * (sum(candidate.input_sizes) + candidate.result_bytes) / model.rates.bytes_per_second
     work = candidate.program.work
-    return work.kernels * LAUNCH_SECONDS > model.rates.seconds(work) + copied
+    targets = [step.target for step in candidate.program.instructions if isinstance(step, Compute)]
+    own = len([target for target in targets if getattr(target, "namespace", "") == NAMESPACE])
+    launches = work.kernels + (OWN_LAUNCHES - 1) * own
+    return launches * LAUNCH_SECONDS > model.rates.seconds(work) + copied
 
 
 def _candidates(template: Template, split: Split | None, programs: TilePrograms, length: int) -> Iterator[_Candidate]:

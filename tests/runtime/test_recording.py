@@ -18,7 +18,7 @@ from torch import nn
 import adjcomp
 from adjcomp.ir.recording import RESIDENT_KIND, RecordingPolicy
 from adjcomp.machine import profile_device
-from adjcomp.passes.cost import CostModel, Outside, device_rates
+from adjcomp.passes.cost import CostModel, Outside, Rates, device_rates
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import run_capture
 from adjcomp.runtime.codegen import compile_program
@@ -186,6 +186,25 @@ def test_a_saved_plan_replays_what_it_counts(recorder: type[RepeatingRecorder]) 
         again = adjcomp.compile(model, plan=saved, options=ON)
         assert same(measure(model, lambda again=again: CALL(again)), want)
         assert (again.stats.replayed_tiles > 0) is replays
+
+
+def test_what_launches_faster_than_it_runs_is_left_alone() -> None:
+    """Given nobody's wish, when a device is fast, then tiles are recorded; not when they take longer than their launches."""
+    captured = run_capture(small(), (IDS,), {})
+    outside = Outside({}, {}, (0,) * len(captured.stack.layers))
+    splits, policy = captured.splits(KeepPolicy.LEAN), RecordingPolicy(only_worth=True, library_bytes=0)
+    for rates, count in ((Rates(1e15, 1e15, 1e13, 1e-6), 3), (Rates(1e9, 1e9, 1e9, 1e-3), 0)):
+        recorded = CostModel(captured.stack, splits, 38, outside, rates, KeepPolicy.LEAN, recording=policy).recorded(16)
+        assert (0 if recorded is None else len(recorded.programs)) == count
+
+
+def test_a_plan_for_another_machine_counts_recordings_that_are_asked_for() -> None:
+    """Given a GPU that isn't here, when recordings are asked for, then the plan counts them, and otherwise doesn't."""
+    model = small()
+    for wanted, counted in ((True, True), (None, False)):
+        options = adjcomp.Options(cuda_graphs=wanted)
+        plan = adjcomp.plan(model, seq_len=256, machine="a100-40gb", example_inputs=(IDS[:, :16],), options=options)
+        assert (plan.bytes_by_kind.get(RESIDENT_KIND, 0) > 0) is counted
 
 
 @pytest.mark.parametrize("policy", list(KeepPolicy))
