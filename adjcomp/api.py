@@ -9,13 +9,15 @@ import torch
 from adjcomp.budget import check_budget
 from adjcomp.compiled import make_view
 from adjcomp.gradients import GradientReport, compare, loss_of, measure
+from adjcomp.ir.narrow import rounds_borders
 from adjcomp.ir.plan import Plan
 from adjcomp.mesh.sharding import refuse_sharded
 from adjcomp.mesh.spread import join
 from adjcomp.optimizers import optimizer_bytes
 from adjcomp.options import Options
+from adjcomp.planning import check_single
 from adjcomp.session import Session
-from adjcomp.variants import check_streams, make_variant, warn_once
+from adjcomp.variants import check_streams, make_variant, warn_once, warn_rounded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,10 +75,12 @@ def compile(
     check_streams(chosen, variant)
     if chosen.host_budget is not None and device.type == "cpu":
         raise ValueError("Options(host_budget=…) spills borders from an accelerator to its host, and this model is on the host")
-    if chosen.host_budget is not None and mesh is not None:
-        raise ValueError("Options(host_budget=…) spills borders of plans for one device, and a mesh has several")
     if mesh is None:
         refuse_sharded(model)
+    else:
+        check_single(chosen, "a mesh has several")
+    if chosen.border_dtype is not None or (plan is not None and rounds_borders(plan.actions)):
+        warn_rounded()
     spread = None if mesh is None else join(mesh, chosen, device, model)
     return make_view(Session(model, mem_budget, chunk, chosen, optimizer, plan, variant, spread))
 

@@ -29,6 +29,8 @@ class Options:
             budget. True: all. False: none. Under a mesh, with several streams, and on a CPU, none are.
         host_budget: pinned host memory, as bytes or a string such as "64GiB", that borders of a plan for one accelerator may be
             spilled to; None: they stay on the device.
+        border_dtype: "bfloat16" lets plans for one device keep borders, the states that chunks are recomputed from, in lower
+            precision: an approximation of the gradient. None: they keep their own.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
@@ -40,6 +42,7 @@ class Options:
     streams: int = 1
     cuda_graphs: bool | None = None
     host_budget: int | str | None = None
+    border_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -56,6 +59,8 @@ class Options:
             raise TypeError(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
         if self.host_budget is not None:
             parse_bytes(self.host_budget)
+        if self.border_dtype not in (None, "bfloat16"):
+            raise ValueError(f"border_dtype must be None or 'bfloat16', not {self.border_dtype!r}")
         if self.solver_time_limit_seconds is not None:
             _check_seconds("solver_time_limit_seconds", self.solver_time_limit_seconds, zero=True)
         _check_seconds("collective_timeout_seconds", self.collective_timeout_seconds, zero=False)

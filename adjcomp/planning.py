@@ -175,6 +175,13 @@ def plan_on_machine(request: OfflineRequest) -> Plan:
     return side_by_side(best, request.options.streams)
 
 
+def check_single(options: Options, several: str) -> None:
+    """ValueError for options that only plans for one device know, where there are `several`."""
+    for name, value in (("host_budget", options.host_budget), ("border_dtype", options.border_dtype)):
+        if value is not None:
+            raise ValueError(f"{name}={value!r} is for plans for one device, and {several}")
+
+
 def host_tier(options: Options, device: Device) -> HostTier | None:
     """Where borders of a plan on `device` may be spilled to; None where the options allow it nowhere.
 
@@ -210,8 +217,7 @@ def _offline_recording(request: OfflineRequest) -> RecordingPolicy | None:
 
 def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostModel]) -> Plan:
     """The plan of a request on several devices."""
-    if request.options.host_budget is not None:
-        raise ValueError(f"host_budget spills borders of plans for one device, and {request.machine.name} has several")
+    check_single(request.options, f"{request.machine.name} has several")
     from adjcomp.passes.place import solve_machine
 
     stack, held, optimizer = request.captured.stack, request.held, request.optimizer

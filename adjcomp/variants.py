@@ -7,10 +7,11 @@ import warnings
 import torch
 
 from adjcomp.errors import CaptureError
+from adjcomp.ir.narrow import ROUNDED
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.options import Options
 
-_WARNED: set[Variant] = set()
+_WARNED: set[Variant | str] = set()
 
 
 class ApproximationWarning(UserWarning):
@@ -53,6 +54,17 @@ def check_linear(model: torch.nn.Module, variant: Variant) -> None:
                 f"{name or 'the root module'}: adjoint_window={variant.adjoint_window} truncates linear recurrences, and that of "
                 f"{type(module).__name__} isn't linear: accepted are models whose recurrences are those of adjcomp.ops"
             )
+
+
+def warn_rounded() -> None:
+    """Say that borders may be rounded; once a process."""
+    if ROUNDED not in _WARNED:
+        _WARNED.add(ROUNDED)
+        warnings.warn(
+            f"gradients may be an approximation of backpropagation ({ROUNDED}); the printed plan says whether they are",
+            ApproximationWarning,
+            stacklevel=3,
+        )
 
 
 def warn_once(variant: Variant) -> None:

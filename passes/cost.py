@@ -10,7 +10,7 @@ from typing import Any
 from adjcomp.ir.costs import StackCosts, Tie, TileCost
 from adjcomp.ir.program import Program, TilePrograms, Work
 from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
-from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template
+from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template, narrow_dtype
 from adjcomp.ir.variant import Coupling
 from adjcomp.machine import Device
 from adjcomp.passes.joint import KeepPolicy, Split
@@ -161,6 +161,8 @@ class CostModel:
         read = [template.inputs[i].kind for i in programs.reads]
         streams = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.STREAM]
         carries = [number_of_bytes(v, template.time, length) for kind, _, v in outputs if kind is OutputKind.CARRY]
+        states = [v.dtype for kind, _, v in outputs if kind is OutputKind.CARRY]
+        narrow = sum(b // d.itemsize * narrow_dtype(d).itemsize for b, d in zip(carries, states, strict=True))
         adjoints = self._adjoint_values(index, outputs)
         return TileCost(
             name="",
@@ -182,6 +184,7 @@ class CostModel:
             reads_carry=InputKind.CARRY in read,
             has_vjp=vjp is not None,
             passes_cotangent=InputKind.STREAM in wanted,
+            narrow_bytes=narrow if narrow < sum(carries) else 0,
         )
 
     def _shares_cotangent(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from adjcomp.ir.actions import Action, own_fields
 from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.ir.values import Kind, Value
 from adjcomp.passes.recipes import Recipes
@@ -72,11 +73,13 @@ def on_device(action: Action, device: int) -> Action:
 
 
 def moved(action: Action, chunk: int, shift: int) -> Action:
-    """An action on a tile, or on a value beside it, for `chunk` instead of `chunk` - `shift`."""
+    """An action of a column, on its own chunk or one beside it, for the column of `chunk` instead of `chunk` - `shift`."""
     kind = type(action)
     frees = tuple([Value(what, layer, c + shift) for what, layer, c in action.frees])
     if isinstance(action, Offload | Fetch):
         what, layer, c = action.value
         return replace(action, value=Value(what, layer, c + shift), frees=frees)
+    if isinstance(action, Narrow | Widen):
+        return replace(action, chunk=action.chunk + shift, frees=frees)
     own = [chunk if name == "chunk" else getattr(action, name) for name in own_fields(kind)]
     return kind(*own, device=action.device, stream=action.stream, frees=frees)

@@ -12,6 +12,7 @@ from typing import Any
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
@@ -38,6 +39,8 @@ _KEYS: dict[type[Action], Callable[[Any, int], Key]] = {
     Advance: lambda action, last: (Advance, action.layer, action.chunk == last),
     Loss: lambda action, last: (Loss, action.keep, action.chunk == last),
     HeadVjp: lambda action, last: (HeadVjp, action.chunk == last),
+    Narrow: lambda action, last: (Narrow, action.layer, action.chunk == last),
+    Widen: lambda action, last: (Widen, action.layer, action.chunk == last),
 }
 
 
@@ -111,6 +114,6 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.publish_bytes[layer]
         case Free() | Fork() | Join() | Send() | Sum() | SumTied() | Offload():
             return 0
-        case Start() | Turn() | Receive() | Fetch():
+        case Start() | Turn() | Narrow() | Widen() | Receive() | Fetch():
             return sum(value_bytes(costs, value) for value in action.writes(costs))
     raise TypeError(f"no workspace rule for {type(action).__name__}")

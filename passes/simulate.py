@@ -12,9 +12,9 @@ from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
 from adjcomp.ir.plan import Share, total
 from adjcomp.ir.values import Kind
+from adjcomp.passes.away import HostTimes
 from adjcomp.passes.lanes import Lanes
 from adjcomp.passes.recipes import Recipes
-from adjcomp.passes.spill import HostTimes
 
 
 @dataclass(frozen=True)

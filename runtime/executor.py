@@ -15,9 +15,10 @@ import torch
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.forks import Fork, Join
-from adjcomp.ir.stack import CarryInfo, OutputKind
+from adjcomp.ir.narrow import Narrow, Widen
+from adjcomp.ir.stack import CarryInfo, OutputKind, narrow_dtype
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
-from adjcomp.ir.values import carry, keep, stream
+from adjcomp.ir.values import Value, carry, keep, narrow, stream
 from adjcomp.runtime.backward import Backward
 from adjcomp.runtime.host import HostCopies, offloaded_bytes
 from adjcomp.runtime.kernels.determinism import fixed_kernels
@@ -27,7 +28,7 @@ from adjcomp.runtime.recording import Recordings, Results
 from adjcomp.runtime.resident import ResidentGuard
 from adjcomp.runtime.streams import streams_of
 from adjcomp.runtime.tiles import Tiles
-from adjcomp.runtime.values import Cotangents, StepGradients, StepInputs, StepOutputs, Tensor, present
+from adjcomp.runtime.values import Cotangents, Held, StepGradients, StepInputs, StepOutputs, Tensor, present
 
 
 class Step:
@@ -148,6 +149,10 @@ class Step:
                 self._between(action)
             case Offload() | Fetch():
                 self._spill(action)
+            case Narrow(layer=layer, chunk=chunk):
+                self._convert(carry(layer, chunk), narrow(layer, chunk), [narrow_dtype(d) for d in self._dtypes(layer)])
+            case Widen(layer=layer, chunk=chunk):
+                self._convert(narrow(layer, chunk), carry(layer, chunk), self._dtypes(layer))
             case _:
                 raise NotImplementedError(f"the executor has no rule for {type(action).__name__}")
         for value in action.frees:
@@ -168,6 +173,19 @@ class Step:
                 self.tiles.values[value] = self.exchange.receive(action)
             case Sum() | SumTied():
                 self.exchange.add(action, self._reverse().parameters)
+
+    def _dtypes(self, layer: int) -> list[torch.dtype]:
+        return [info.dtype for info in self.executable.stack.layers[layer].carries]
+
+    def _convert(self, source: Value, target: Value, dtypes: Sequence[torch.dtype]) -> None:
+        """A state in another precision; parts of it that have that precision are shared."""
+        made: Held = []
+        for tensor, dtype in zip(self.tiles.values[source], dtypes, strict=True):
+            converted = None if tensor is None else tensor.to(dtype)
+            if converted is not tensor:
+                self.tracker.track_all([converted])
+            made.append(converted)
+        self.tiles.values[target] = made
 
     def _spill(self, action: Offload | Fetch) -> None:
         """An action between the device and its host."""

@@ -9,6 +9,7 @@ from adjcomp.ir.values import Kind
 # A residual chunk that stays is there for a VJP or a second run, so it counts as an internal.
 KIND_NAMES: dict[Kind, str] = {
     Kind.CARRY: "borders",
+    Kind.NARROW: "borders",
     Kind.STREAM: "internals",
     Kind.KEEP: "internals",
     Kind.COTANGENT: "cotangents",

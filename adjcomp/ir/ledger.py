@@ -32,6 +32,13 @@ class Ledger:
         for layer in range(first, last + 1):
             self.once("Start", layer, 0)
 
+    def border(self, device: int, layer: int, chunk: int) -> None:
+        """Something done to the state of a layer after a chunk; -1: to the initial one."""
+        if not self.started[device]:
+            raise BrokenRule("the plan has to start first")
+        if not (0 <= layer <= self.costs.head and -1 <= chunk < self.costs.chunk_count):
+            raise BrokenRule(f"there is no state of layer {layer} after chunk {chunk}")
+
     def turn(self, device: int, first: int, last: int) -> None:
         """The end of the forward on a device."""
         if not self.started[device] or self.turned[device]:

@@ -8,8 +8,9 @@ from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.hosts import HostMemory
 from adjcomp.ir.kinds import by_kind
 from adjcomp.ir.ledger import Ledger
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import Plan
-from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, tile_rule, value_size
+from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, narrow_rule, tile_rule, value_size
 from adjcomp.ir.section import RaceError, Section
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
@@ -65,6 +66,9 @@ class Replay:
                 self._tile(action, layer, chunk, True)
             case HeadVjp(chunk=chunk):
                 self._tile(action, self.costs.head, chunk, True)
+            case Narrow(layer=layer, chunk=chunk) | Widen(layer=layer, chunk=chunk):
+                self.ledger.border(action.device, layer, chunk)
+                self._run(action, chunk, narrow_rule(self.costs, layer, chunk, wider=isinstance(action, Widen)))
             case Free():
                 self._run(action, 0, Rule((), (), (), 0, 0.0))
             case Fork():

@@ -31,11 +31,23 @@ def value_size(costs: StackCosts, kind: Kind, layer: int, chunk: int) -> int:
     sizes = {
         Kind.STREAM: tile.stream_bytes,
         Kind.CARRY: tile.carry_bytes,
+        Kind.NARROW: tile.narrow_bytes,
         Kind.KEEP: tile.keep_bytes,
         Kind.COTANGENT: tile.cotangent_bytes,
         Kind.ADJOINT: tile.adjoint_bytes,
     }
     return sizes[kind]
+
+
+def narrow_rule(costs: StackCosts, layer: int, chunk: int, *, wider: bool) -> Rule:
+    """A state rounded to lower precision or, `wider`, made from that again."""
+    tile = costs.tile(layer, max(chunk, 0))
+    if not tile.narrow_bytes:
+        raise BrokenRule(f"the state of layer {layer} has no narrower form")
+    state, rounded = (Kind.CARRY, layer, 0), (Kind.NARROW, layer, 0)
+    if wider:
+        return Rule((rounded,), ((*state, tile.carry_bytes),), (), tile.carry_bytes, 0.0)
+    return Rule((state,), ((*rounded, tile.narrow_bytes),), (), tile.narrow_bytes, 0.0)
 
 
 def initial_rule(costs: StackCosts, kind: Kind, first: int, last: int, chunk: int) -> Rule:

@@ -103,6 +103,11 @@ class CarryInfo:
         return self.shape if self.windowed is None else self.windowed
 
 
+def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a state of `dtype` is rounded to where borders are kept in lower precision: real ones to bfloat16."""
+    return torch.bfloat16 if dtype in (torch.float32, torch.float64) else dtype
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer of the stack: a template and what its placeholders are bound to.

@@ -31,6 +31,7 @@ from adjcomp.ir.actions import (
 )
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.values import Value
 
 
@@ -140,5 +141,5 @@ class Fetch(Action):
 
 
 _TILES = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish)
-_SET = (*_TILES, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
+_SET = (*_TILES, Narrow, Widen, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

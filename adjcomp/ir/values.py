@@ -15,6 +15,7 @@ class Kind(StrEnum):
     CARRY = "s"  # s[k,c], the state layer k hands from chunk c to chunk c + 1: the border; c = -1 is the initial state
     KEEP = "keep"  # keep[k,c], the internals that the VJP of tile (k,c) needs
     COTANGENT = "g"  # g[k,c], the cotangent of x[k,c]
+    NARROW = "n"  # n[k,c], the state s[k,c] rounded to lower precision: a border that takes less
     ADJOINT = "lam"  # lam[k,c], the adjoint state: the cotangent of s[k,c]
 
 
@@ -48,6 +49,11 @@ def carry(layer: int, chunk: int) -> Value:
     return Value(Kind.CARRY, layer, chunk)
 
 
+def narrow(layer: int, chunk: int) -> Value:
+    """n[layer,chunk]."""
+    return Value(Kind.NARROW, layer, chunk)
+
+
 def keep(layer: int, chunk: int) -> Value:
     """keep[layer,chunk]."""
     return Value(Kind.KEEP, layer, chunk)
@@ -71,6 +77,8 @@ def value_bytes(costs: StackCosts, value: Value) -> int:
             return tile.stream_bytes
         case Kind.CARRY:
             return tile.carry_bytes
+        case Kind.NARROW:
+            return tile.narrow_bytes
         case Kind.KEEP:
             return tile.keep_bytes
         case Kind.COTANGENT:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.costs import StackCosts
+from adjcomp.ir.narrow import ROUNDED, Narrow, rounds_borders
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.transfers import Offload
 from adjcomp.ir.values import value_bytes
@@ -64,15 +65,17 @@ def _summary(plan: Plan) -> list[str]:
         f"{_places(plan)}",
         f"  step     {format_seconds(plan.seconds)} predicted, at least {format_seconds(plan.lower_bound_seconds)} for any plan",
         f"  gap      {100 * plan.gap:.2f} % ({plan.status.value})",
-        *_approximation(costs),
+        *_approximation(plan),
         *stream_lines(plan),
     ]
 
 
-def _approximation(costs: StackCosts) -> list[str]:
+def _approximation(plan: Plan) -> list[str]:
     """A line for plans whose gradient isn't backpropagation's."""
-    variant = Variant(Coupling(costs.coupling), costs.adjoint_window)
-    return [f"  gradient AN APPROXIMATION of backpropagation; {variant}"] if variant.approximate else []
+    variant = Variant(Coupling(plan.costs.coupling), plan.costs.adjoint_window)
+    why = [str(variant)] if variant.approximate else []
+    why += [ROUNDED] if rounds_borders(plan.actions) else []
+    return [f"  gradient AN APPROXIMATION of backpropagation; {'; '.join(why)}"] if why else []
 
 
 def _places(plan: Plan) -> str:
@@ -119,6 +122,12 @@ def _modes(plan: Plan) -> list[str]:
 def _tiers(plan: Plan) -> str:
     """What is where."""
     spilled = {action.value.chunk for action in plan.actions if isinstance(action, Offload)}
+    rounded = {action.chunk for action in plan.actions if isinstance(action, Narrow)}
+    if rounded:
+        return (
+            f"internals, borders and adjoint states are all on the device; {len(rounded)} of {plan.costs.chunk_count} borders "
+            "wait in bfloat16 from the forward until the backward comes for them"
+        )
     if not spilled:
         return f"internals, borders and adjoint states are all on the device{_nesting(plan)}"
     return (

@@ -11,6 +11,7 @@ from adjcomp.errors import VerifyError
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.kinds import KIND_NAMES
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.replay import Replay
 from adjcomp.ir.rules import BrokenRule
@@ -80,6 +81,8 @@ def layer_of(costs: StackCosts, action: Action) -> int | None:
             return costs.head
         case Offload(value=value) | Fetch(value=value):
             return value.layer
+        case Narrow(layer=layer) | Widen(layer=layer):
+            return layer
     return None
 
 

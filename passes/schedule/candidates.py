@@ -102,7 +102,7 @@ def worth_a_look(flat: list[Flat], known: float, gap: float) -> Iterator[Flat]:
 
 def minimum_bytes(instance: Instance) -> int:
     """The smallest budget of any plan of the instance."""
-    return flat_minimum(instance) if instance.spill is not None else min(flat_minimum(instance), nested_minimum(instance))
+    return flat_minimum(instance) if instance.reserved_bytes else min(flat_minimum(instance), nested_minimum(instance))
 
 
 def flat_minimum(instance: Instance) -> int:

@@ -24,6 +24,7 @@ class Column:
     adjoint_in: tuple[int, ...]  # lam[k,c], live when the backward of the chunk starts
     adjoint_out: tuple[int, ...]  # lam[k,c-1], live when it ends; zero for the first chunk, which drops it at once
     bottom: int  # the lowest layer with a VJP
+    rounded: int = 0  # incoming states kept in lower precision from before the forward until just before the backward
 
     @property
     def head(self) -> int:

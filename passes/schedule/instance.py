@@ -73,12 +73,12 @@ class Instance:
     bound_menus: tuple[Menu, Menu, Menu]
     exact_ends: bool  # whether the first column has a menu of its own rather than that of inner ones, which need a little more
     spill: Spill | None = None  # None: borders stay on the device
+    reserved_bytes: int = 0  # of resident_bytes, what is set aside for borders that are elsewhere or rounded in the meantime
 
     @property
     def fixed_bytes(self) -> int:
         """The peak of the publications, when no border is left: a floor that no choice lowers."""
-        reserved = 0 if self.spill is None else (1 + self.spill.ahead) * self.spill.border_bytes
-        return self.backward_bytes - reserved + max(self.costs.publish_bytes, default=0)
+        return self.backward_bytes - self.reserved_bytes + max(self.costs.publish_bytes, default=0)
 
     @cached_property
     def lean_menu(self) -> Menu:
@@ -112,19 +112,22 @@ class Instance:
         return found
 
 
-def build_instance(costs: StackCosts, share: Share) -> Instance:
-    """The instance of `costs` on the device of `share`; where that has a host tier, the one whose borders wait there."""
+def build_instance(costs: StackCosts, share: Share, *, rounded: bool = False) -> Instance:
+    """The instance of `costs` on the device of `share`; where that has a host tier, the one whose borders wait there; or the one
+    whose borders are `rounded` to lower precision.
+    """
     check_sizes(costs, share)
     tick = step_tick(costs)
     resident = total(share.resident_bytes)
     backward = resident + total(share.turn_bytes)
     columns = [column_of(costs, chunk) for chunk in (0, min(1, costs.chunk_count - 1), costs.chunk_count - 1)]
-    spill = None
-    if share.host is not None:
-        spill = Spill(share.host, False, sum(columns[1].border_in))
-        nowhere = (0,) * (costs.head + 1)
-        columns = [replace(column, border_in=nowhere, border_out=nowhere) for column in columns]
-        resident, backward = resident + spill.border_bytes, backward + spill.border_bytes
+    away = [share.host is not None or (rounded and tile.narrow_bytes > 0) for tile in costs.layers]
+    reserved = sum(size for size, gone in zip(columns[1].border_in, away, strict=True) if gone)
+    spill = None if share.host is None else Spill(share.host, False, reserved)
+    narrow = [tile.narrow_bytes if share.host is None else 0 for tile in costs.layers]
+    columns = [_without_borders(column, away, narrow) for column in columns]
+    columns[2] = replace(columns[2], rounded=0)
+    resident, backward = resident + reserved, backward + reserved
     exact = costs.chunk_count <= EXACT_CHUNKS
     slack = 0 if exact else sum(columns[1].adjoint_out)
     if not exact:
@@ -132,7 +135,15 @@ def build_instance(costs: StackCosts, share: Share) -> Instance:
     menus = _menus(columns, tick, resident, backward, optimistic=False)
     bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, backward, optimistic=True)
     first = Menu(bounds[0].column, bounds[0].options, bounds[0].need - slack)
-    return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact, spill)
+    return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact, spill, reserved)
+
+
+def _without_borders(column: Column, away: Sequence[bool], narrow: Sequence[int]) -> Column:
+    """A column in which the borders of some layers are put away, and what is left of each: none on the host, else n[k,c]."""
+    into = [0 if gone else size for gone, size in zip(away, column.border_in, strict=True)]
+    out = [min(less, size) if gone else size for gone, less, size in zip(away, narrow, column.border_out, strict=True)]
+    kept = sum(less for gone, less in zip(away, narrow, strict=True) if gone)
+    return replace(column, border_in=tuple(into), border_out=tuple(out), rounded=kept)
 
 
 def fetching_ahead(instance: Instance) -> Instance:
@@ -151,6 +162,7 @@ def fetching_ahead(instance: Instance) -> Instance:
         menus=wider(instance.menus),
         bound_menus=wider(instance.bound_menus),
         spill=replace(instance.spill, ahead=True),
+        reserved_bytes=instance.reserved_bytes + more,
     )
 
 

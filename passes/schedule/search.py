@@ -20,6 +20,7 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
+from adjcomp.passes.schedule.away import rounded_candidates, rounded_instances, spilled_candidates, spilled_instances
 from adjcomp.passes.schedule.candidates import (
     ROUNDING,
     Candidate,
@@ -32,7 +33,6 @@ from adjcomp.passes.schedule.candidates import (
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
-from adjcomp.passes.schedule.spilled import spilled_candidates, spilled_instances
 from adjcomp.passes.simulate import simulate
 
 DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
@@ -49,6 +49,11 @@ SPACE = (
 SPILLED_SPACE = (
     "; or spilled: borders are offloaded to the host when they are made and fetched one column before they are needed, or each "
     "into the place of the one that was just dropped, with the places of two sets of borders, or of one, set aside on the device"
+)
+
+ROUNDED_SPACE = (
+    "; or rounded: borders are kept in bfloat16 from when they are made until one column before they are needed, with the place "
+    "of a set of borders in their own precision set aside"
 )
 
 
@@ -70,7 +75,7 @@ def solve(
         budget_bytes: most bytes live at any action.
         candidates: chunk lengths to choose from, tokens; longer ones than `seq_len` count as `seq_len`.
         device: the device's name in the plan.
-        options: `solver_time_limit_seconds` is used here.
+        options: `solver_time_limit_seconds` and `border_dtype` are used here.
         host: where borders may be spilled to; None: they stay on the device.
 
     Raises:
@@ -79,10 +84,13 @@ def solve(
     """
     instances = _instances(costs, seq_len, candidates, device, budget_bytes)
     spilled = [] if host is None else spilled_instances(instances, device, host)
-    if min(map(minimum_bytes, (*instances, *spilled))) > budget_bytes:
-        raise _budget_error((*instances, *spilled), budget_bytes, device)
+    rounded = [] if options.border_dtype is None else rounded_instances(instances, device)
+    if min(map(minimum_bytes, (*instances, *spilled, *rounded))) > budget_bytes:
+        raise _budget_error((*instances, *spilled, *rounded), budget_bytes, device)
     limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
-    flat = [*flat_candidates(instances, budget_bytes), *spilled_candidates(spilled, budget_bytes)]
+    flat = flat_candidates(instances, budget_bytes)
+    flat += spilled_candidates(spilled, budget_bytes)
+    flat += rounded_candidates(rounded, budget_bytes)
     if _has_solver():
         _sharpen(flat, budget_bytes)
     else:
@@ -96,7 +104,8 @@ def solve(
     plan = build_plan(best.instance.costs, best.actions(), budget_bytes, device, used)
     lengths = tuple(instance.costs.chunk for instance in instances)
     bound = min(c.bound_seconds for c in race)
-    return _certified(plan, bound, lengths, SPACE if host is None else SPACE + SPILLED_SPACE, searched=limit >= LEAST_LIMIT)
+    space = SPACE + (SPILLED_SPACE if spilled else "") + (ROUNDED_SPACE if rounded else "")
+    return _certified(plan, bound, lengths, space, searched=limit >= LEAST_LIMIT)
 
 
 def build_plan(

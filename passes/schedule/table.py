@@ -83,8 +83,8 @@ def column_options(column: Column, tick: float, passes: PassTable) -> OptionTabl
         return np.repeat(np.array(values, np.int64), sizes)
 
     return OptionTable(
-        left=repeat([part.left for part in parts]),
-        forward_peak=repeat([part.forward_peak for part in parts]),
+        left=repeat([part.left for part in parts]) + column.rounded,
+        forward_peak=repeat([part.forward_peak for part in parts]) + column.rounded,
         backward_peak=np.maximum(np.concatenate([peak for _, peak, _ in ends]), repeat([part.backward_peak for part in parts])),
         ticks=np.concatenate([time for _, _, time in ends]) + repeat([part.ticks for part in parts]),
         held=repeat([held for held, _, _ in ends]),

@@ -13,8 +13,8 @@ from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import HostTier, Plan
 from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.machine import profile_device
+from adjcomp.passes.away import ToHost, emit_away
 from adjcomp.passes.schedule.search import build_plan
-from adjcomp.passes.spill import emit_spilled
 from adjcomp.shorter import column_modes
 from adjcomp.stepping import Stats
 
@@ -38,7 +38,7 @@ def test_gradients_are_the_same_bits_with_and_without_spilling(family: str) -> N
     flat = adjcomp.plan(model, caught.value.minimum_bytes + 20_000, batch_size=2, seq_len=100, chunk=16)
     expected, _ = gradients(model, flat, ids)
     for ahead in (False, True):  # the second step finds the first one's host memory
-        actions = emit_spilled(flat.costs, column_modes(flat), ahead=ahead)
+        actions = emit_away(ToHost(flat.costs, ahead), column_modes(flat))
         spilled = build_plan(flat.costs, actions, 1 << 34, "cpu", HOST)
         spilled.verify()
         assert any(isinstance(a, Fetch) for a in spilled.actions)
@@ -72,7 +72,7 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
     model, ids = fidelity.mamba(num_hidden_layers=1), fidelity.tokens(1, 64)
     costs = adjcomp.plan(model, None, seq_len=64, chunk=16).costs
     modes = [ColumnMode(0)] * 4
-    plan = build_plan(costs, emit_spilled(costs, modes, ahead=False), 1 << 34, "cpu", HOST)
+    plan = build_plan(costs, emit_away(ToHost(costs, False), modes), 1 << 34, "cpu", HOST)
     view = adjcomp.compile(model, plan=plan)
     loss = view(input_ids=ids, labels=ids.clone()).loss
     del loss

@@ -18,11 +18,11 @@ from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import HostTier, Plan, Share
 from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.options import Options
+from adjcomp.passes.away import ToHost, emit_away
 from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule import solve
 from adjcomp.passes.schedule.instance import build_instance
 from adjcomp.passes.schedule.search import build_plan
-from adjcomp.passes.spill import emit_spilled
 
 FAST = HostTier(1 << 40, 25e9, 5e-6)
 LENGTHS = (128, 256, 512)
@@ -51,7 +51,7 @@ def small_plan(ahead: bool = False, host: HostTier = FAST) -> Plan:
     """A spilled plan of five chunks and two layers."""
     costs = regular_stack(320, 64, 2, state=5000)
     modes = [ColumnMode(0), ColumnMode(0), ColumnMode(1), ColumnMode(2), ColumnMode(3)]
-    return build_plan(costs, emit_spilled(costs, modes, ahead=ahead), 1 << 30, "gpu", host)
+    return build_plan(costs, emit_away(ToHost(costs, ahead), modes), 1 << 30, "gpu", host)
 
 
 def test_below_what_resident_borders_need_spilled_plans_beat_nested_ones() -> None:
@@ -102,7 +102,7 @@ def test_no_spilled_plan_is_faster_than_the_bound_and_the_planner_finds_the_best
     found = []
     choices = [range(len(menu)) for menu in (instance.menus[kind] for kind in instance.kinds())]
     for number, choice in enumerate(itertools.product(*choices)):
-        totals = build_plan(costs, emit_spilled(costs, instance.modes(choice), ahead=False), 1 << 40, "gpu", link)
+        totals = build_plan(costs, emit_away(ToHost(costs, False), instance.modes(choice)), 1 << 40, "gpu", link)
         if number % 16 == 0:
             totals.verify()
         needs = [int(instance.menus[kind].need[j]) for kind, j in zip(instance.kinds(), choice, strict=True)]
@@ -128,7 +128,7 @@ def test_any_modes_can_be_spilled(seed: int, layers: int, chunks: int, ahead: bo
         return
     menus = build_instance(costs, Share("gpu", 0, costs.resident_bytes, costs.turn_bytes)).menus
     modes = [menus[1].options.mode((seed + 7 * c) % len(menus[1]), menus[1].column) for c in range(chunks)]
-    plan = build_plan(costs, emit_spilled(costs, modes, ahead=ahead), 1 << 30, "gpu", HostTier(1 << 20, rate, 0.01))
+    plan = build_plan(costs, emit_away(ToHost(costs, ahead), modes), 1 << 30, "gpu", HostTier(1 << 20, rate, 0.01))
     plan.verify()
     again = Plan.from_json(plan.to_json())
     assert again == plan

@@ -1,12 +1,12 @@
-"""Spilled plans in the race: flat ones whose borders wait on the host (`adjcomp.passes.spill`).
+"""Plans in the race whose borders are put away (`adjcomp.passes.away`): spilled to the host, or rounded to lower precision.
 
-A column that leaves no border is a column of a flat plan with borders of no size, beside the place that is set aside for them.
-So menus, bounds and searches are those of flat plans. What is new is waiting: a drop that waits for its copy to the host, a tile
-that waits for its border. It shows the same in every column of a kind, so it is measured on short sequences of the inner columns'
-most frequent mode; the plan that wins is timed whole.
+A column that leaves no border is a column of a flat plan with borders of no size, beside the place that is set aside for them;
+one with rounded borders leaves those. So menus, bounds and searches are those of flat plans. What is new with a host is waiting:
+a drop that waits for its copy to the host, a tile that waits for its border. It shows the same in every column of a kind, so it
+is measured on short sequences of the inner columns' most frequent mode; the plan that wins is timed whole.
 
-No plan goes below what its link needs either. Let L be the seconds that a link direction is busy with borders that every plan
-fetches: of layers whose VJP reads the incoming state. The last offload ends before the last chunk but one has passed, because its
+No spilled plan goes below what its link needs either. Let L be the seconds that a link direction is busy with borders that every
+plan fetches: of layers whose VJP reads the incoming state. The last offload ends before the last chunk but one has passed, as its
 value is dropped there, and all fetches come after the turn. So with F the forward's seconds, at least F_low and at most F_high,
 and T the sum of all computations,
 
@@ -23,9 +23,9 @@ from math import fsum
 from adjcomp.ir.actions import Action
 from adjcomp.ir.plan import HostTier, Share
 from adjcomp.ir.values import has_adjoint
+from adjcomp.passes.away import LIKE, HostTimes, Rounded, ToHost, emit_away
 from adjcomp.passes.schedule.candidates import ROUNDING, Flat, flat_candidates
 from adjcomp.passes.schedule.instance import Instance, Spill, build_instance, fetching_ahead
-from adjcomp.passes.spill import LIKE, HostTimes, emit_spilled
 
 LEAST_CHUNKS = 3  # with fewer there is nothing to spill
 NO_WAIT = 1e-4  # of a step: waiting for borders that is not worth a second set of them
@@ -52,7 +52,7 @@ class Spilled(Flat):
         return max(super().bound_seconds, link_bound(self.instance, self.spill.host, super().bound_seconds) * (1 - ROUNDING))
 
     def actions(self) -> tuple[Action, ...]:
-        return emit_spilled(self.instance.costs, self._modes(), ahead=self.spill.ahead)
+        return emit_away(ToHost(self.instance.costs, self.spill.ahead), self._modes())
 
     def waiting(self) -> float:
         """Seconds that computations wait for copies, from short sequences of the most frequent mode."""
@@ -67,7 +67,7 @@ class Spilled(Flat):
         """Seconds of waiting in a sequence of `chunks` chunks of one mode."""
         costs = replace(self.instance.costs, chunk_count=chunks)
         mode = self.instance.menus[1].options.mode(option, self.instance.menus[1].column)
-        timed = HostTimes(costs, self.spill.host).run(emit_spilled(costs, [mode] * chunks, ahead=self.spill.ahead))
+        timed = HostTimes(costs, self.spill.host).run(emit_away(ToHost(costs, self.spill.ahead), [mode] * chunks))
         return timed.now - timed.working
 
 
@@ -93,6 +93,29 @@ def spilled_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]
             wider = fetching_ahead(flat.instance)
             found += [Spilled(wider, other.choice, other.bound) for other in flat_candidates([wider], budget)]
     return found
+
+
+@dataclass
+class Narrowed(Flat):
+    """Borders are rounded to lower precision meanwhile, all but the last."""
+
+    def actions(self) -> tuple[Action, ...]:
+        return emit_away(Rounded(self.instance.costs), self._modes())
+
+
+def rounded_instances(instances: Sequence[Instance], device: str) -> list[Instance]:
+    """The instances with borders in lower precision, where that takes less."""
+    found = []
+    for instance in instances:
+        costs = instance.costs
+        if costs.chunk_count >= LEAST_CHUNKS and any(tile.narrow_bytes for tile in costs.layers):
+            found.append(build_instance(costs, Share(device, 0, costs.resident_bytes, costs.turn_bytes), rounded=True))
+    return found
+
+
+def rounded_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
+    """Bounds and constructive plans of instances with rounded borders."""
+    return [Narrowed(flat.instance, flat.choice, flat.bound) for flat in flat_candidates(instances, budget)]
 
 
 def link_bound(instance: Instance, host: HostTier, computing: float) -> float:

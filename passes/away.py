@@ -1,21 +1,24 @@
-"""Modes to actions where borders wait on the host: offloaded when they are made, fetched before the backward comes for them.
+"""Modes to actions where borders are put away until the backward comes for them: to the host, or rounded to lower precision.
 
-All borders are spilled but that of the last chunk, whose backward follows its forward at once. A border leaves the device when
-the next chunk's forward has read it. With `ahead`, the borders of chunk c - 1 are fetched when the backward of chunk c begins, so
-that two sets of borders are on the device; else each is fetched into the place of the one that chunk c has just dropped.
+All borders are put away but that of the last chunk, whose backward follows its forward at once. A border is dropped when the next
+chunk's forward has read it. In the backward each is brought back into the place of the one of the same layer that the chunk at
+work has just dropped; or, from the host, `ahead`: those of chunk c - 1 when the backward of chunk c begins, so that two sets of
+borders are on the device.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from adjcomp.ir.actions import Action, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode
+from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import HostTier
 from adjcomp.ir.transfers import Fetch, Offload
-from adjcomp.ir.values import Kind, Value, carry
+from adjcomp.ir.values import Kind, Value, carry, has_carry
 from adjcomp.passes.emit import Column, backward_column, check_modes, forward_column, publications
 from adjcomp.passes.lifetimes import drop_after_last_use, dropping
 from adjcomp.passes.recipes import Recipes
@@ -24,16 +27,75 @@ COPIES = 1  # the stream of transfers
 LIKE = 4  # chunks of a sequence in which a column has the neighbours that it has in a longer one
 
 
-def emit_spilled(costs: StackCosts, modes: Sequence[ColumnMode], *, ahead: bool) -> tuple[Action, ...]:
-    """The actions of a step whose borders wait on the host; `modes[c]` says what chunk c keeps.
+@dataclass(frozen=True)
+class Way(ABC):
+    """Where borders are in the meantime."""
+
+    costs: StackCosts
+
+    @property
+    def ahead(self) -> bool:
+        """Whether all of a column's borders are brought back a column before."""
+        return False
+
+    @abstractmethod
+    def takes(self, layer: int) -> bool:
+        """Whether borders of a layer are put away; those of others stay."""
+
+    @abstractmethod
+    def away(self, border: Value) -> Action:
+        """Puts a border away; it is dropped later."""
+
+    @abstractmethod
+    def back(self, border: Value) -> Action:
+        """Makes the border again."""
+
+
+@dataclass(frozen=True)
+class ToHost(Way):
+    """In pinned host memory."""
+
+    early: bool
+
+    @property
+    def ahead(self) -> bool:
+        return self.early
+
+    def takes(self, layer: int) -> bool:
+        return has_carry(self.costs.tile(layer, 0))
+
+    def away(self, border: Value) -> Action:
+        return Offload(border, stream=COPIES)
+
+    def back(self, border: Value) -> Action:
+        return Fetch(border, stream=COPIES)
+
+
+@dataclass(frozen=True)
+class Rounded(Way):
+    """On the device, in lower precision."""
+
+    def takes(self, layer: int) -> bool:
+        return self.costs.tile(layer, 0).narrow_bytes > 0
+
+    def away(self, border: Value) -> Action:
+        return Narrow(border.layer, border.chunk)
+
+    def back(self, border: Value) -> Action:
+        return Widen(border.layer, border.chunk)
+
+
+def emit_away(way: Way, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
+    """The actions of a step whose borders are put away; `modes[c]` says what chunk c keeps.
 
     Raises:
         ValueError: there are not as many modes as chunks, a mode holds tiles that have no VJP, or there are fewer than three
-            chunks, of which nothing can be spilled.
+            chunks, so that there is nothing to put away.
     """
+    costs = way.costs
     check_modes(costs, modes)
     if costs.chunk_count < 3:
-        raise ValueError(f"a sequence of {costs.chunk_count} chunks has no border to spill")
+        raise ValueError(f"a sequence of {costs.chunk_count} chunks has no border to put away")
     last = costs.chunk_count - 1
     made: dict[tuple[object, ...], tuple[Column, Column]] = {}
     columns = []
@@ -41,10 +103,10 @@ def emit_spilled(costs: StackCosts, modes: Sequence[ColumnMode], *, ahead: bool)
         around = (modes[max(chunk - 1, 0)], mode, modes[min(chunk + 1, last)])
         key = (around, chunk == 0, max(chunk, last - 2))
         if key not in made:
-            made[key] = _columns(costs, around, chunk, ahead)
+            made[key] = _columns(way, around, chunk)
         columns.append(made[key])
     actions: list[Action] = [Start(0, costs.head)]
-    actions.extend(Offload(carry(k, -1), stream=COPIES) for k in border_reads(costs, modes[0]))
+    actions.extend(way.away(carry(k, -1)) for k in border_reads(way, modes[0]))
     for chunk, (forward, _) in enumerate(columns):
         actions.extend(forward.at(chunk))
     actions.append(Turn(0, costs.head))
@@ -54,79 +116,81 @@ def emit_spilled(costs: StackCosts, modes: Sequence[ColumnMode], *, ahead: bool)
     return tuple(actions)
 
 
-def border_reads(costs: StackCosts, mode: ColumnMode) -> list[int]:
-    """Layers whose incoming state the backward of a chunk reads, in the order of their first reads."""
-    reads = (value for action in backward_column(costs, 0, mode) for value in action.reads(costs))
-    return list(dict.fromkeys(value.layer for value in reads if value.kind is Kind.CARRY))
+def border_reads(way: Way, mode: ColumnMode) -> list[int]:
+    """Layers whose incoming state the backward of a chunk reads and that are put away, in the order of their first reads."""
+    reads = (value for action in backward_column(way.costs, 0, mode) for value in action.reads(way.costs))
+    return list(dict.fromkeys(value.layer for value in reads if value.kind is Kind.CARRY and way.takes(value.layer)))
 
 
-def _columns(
-    costs: StackCosts, around: tuple[ColumnMode, ColumnMode, ColumnMode], chunk: int, ahead: bool
-) -> tuple[Column, Column]:
+def _columns(way: Way, around: tuple[ColumnMode, ColumnMode, ColumnMode], chunk: int) -> tuple[Column, Column]:
     """Forward and backward of a column like `chunk` between its neighbours, from the shortest sequence that has such a one."""
-    count = min(costs.chunk_count, LIKE)
-    place = 0 if chunk == 0 else max(1, count - (costs.chunk_count - chunk))
+    count = min(way.costs.chunk_count, LIKE)
+    place = 0 if chunk == 0 else max(1, count - (way.costs.chunk_count - chunk))
     modes = [around[1]] * count
     for neighbour, mode in ((place - 1, around[0]), (place + 1, around[2])):
         if 0 <= neighbour < count:
             modes[neighbour] = mode
-    few = replace(costs, chunk_count=count)
+    few = replace(way, costs=replace(way.costs, chunk_count=count))
     parts: dict[tuple[bool, int], list[int]] = {}
     actions: list[Action] = []
-    for back, at, action in _in_order(few, modes, ahead):
+    for back, at, action in _in_order(few, modes):
         parts.setdefault((back, at), []).append(len(actions))
         actions.append(action)
-    dropped = drop_after_last_use(few, actions)
+    dropped = drop_after_last_use(few.costs, actions)
     forward, backward = ([dropped[i] for i in parts[back, place]] for back in (False, True))
     if place == 0:
-        backward = _borders_dropped_last(backward)
+        backward = _borders_dropped_last(way, backward)
     return Column(tuple(forward), place), Column(tuple(backward), place)
 
 
-def _in_order(costs: StackCosts, modes: Sequence[ColumnMode], ahead: bool) -> Iterator[tuple[bool, int, Action]]:
+def _in_order(way: Way, modes: Sequence[ColumnMode]) -> Iterator[tuple[bool, int, Action]]:
     """The actions in order, without what they drop: whether each belongs to the backward, and its chunk (-1: to none)."""
-    last = len(modes) - 1
-    wanted = [border_reads(costs, mode) for mode in modes]
+    costs, last = way.costs, len(modes) - 1
+    wanted = [border_reads(way, mode) for mode in modes]
     yield False, -1, Start(0, costs.head)
     for k in wanted[0]:
-        yield False, -1, Offload(carry(k, -1), stream=COPIES)
+        yield False, -1, way.away(carry(k, -1))
     for chunk, mode in enumerate(modes):
         for action in forward_column(costs, chunk, mode):
             yield False, chunk, action
             for value in action.writes(costs):
                 if value.kind is Kind.CARRY and chunk < last - 1 and value.layer in wanted[chunk + 1]:
-                    yield False, chunk, Offload(value, stream=COPIES)
+                    yield False, chunk, way.away(value)
     yield True, -1, Turn(0, costs.head)
     for chunk in range(last, -1, -1):
         coming = [carry(k, chunk - 2) for k in wanted[chunk - 1]] if chunk > 0 else []
-        for action in _fetching(costs, list(backward_column(costs, chunk, modes[chunk])), coming, ahead):
+        for action in _bringing(way, list(backward_column(costs, chunk, modes[chunk])), coming):
             yield True, chunk, action
     yield from ((True, -1, action) for action in publications(costs))
 
 
-def _fetching(costs: StackCosts, actions: Sequence[Action], coming: Iterable[Value], ahead: bool) -> Iterator[Action]:
-    """A column's backward with the fetches of `coming`, what the column before it reads: all at once, or each when the border
-    of the same layer has been read here for the last time.
+def _bringing(way: Way, actions: Sequence[Action], coming: Iterable[Value]) -> Iterator[Action]:
+    """A column's backward that brings back `coming`, what the column before it reads: all at once, or each when the border of
+    the same layer has been read here for the last time.
     """
     last_read: dict[int, int] = {}
-    if not ahead:
+    if not way.ahead:
         for index, action in enumerate(actions):
-            last_read.update({value.layer: index for value in action.reads(costs) if value.kind is Kind.CARRY})
+            last_read.update({value.layer: index for value in action.reads(way.costs) if value.kind is Kind.CARRY})
     after: dict[int, list[Value]] = {}
     for value in coming:
         after.setdefault(last_read.get(value.layer, -1), []).append(value)
-    yield from (Fetch(value, stream=COPIES) for value in after.get(-1, ()))
+    yield from map(way.back, after.get(-1, ()))
     for index, action in enumerate(actions):
         yield action
-        yield from (Fetch(value, stream=COPIES) for value in after.get(index, ()))
+        yield from map(way.back, after.get(index, ()))
 
 
-def _borders_dropped_last(actions: Sequence[Action]) -> list[Action]:
-    """The same, with borders dropped at the end: so the place for a set of borders is taken all through the backward, as the
-    planner counts it.
+def _borders_dropped_last(way: Way, actions: Sequence[Action]) -> list[Action]:
+    """The same, with borders that were put away dropped at the end: so the place for a set of them is taken all through the
+    backward, as the planner counts it.
     """
-    borders = tuple(v for a in actions for v in a.frees if v.kind is Kind.CARRY)
-    rest = [dropping(a, tuple(v for v in a.frees if v.kind is not Kind.CARRY)) for a in actions]
+
+    def late(value: Value) -> bool:
+        return value.kind is Kind.CARRY and way.takes(value.layer)
+
+    borders = tuple(value for action in actions for value in action.frees if late(value))
+    rest = [dropping(action, tuple(value for value in action.frees if not late(value))) for action in actions]
     return [*rest[:-1], dropping(rest[-1], (*rest[-1].frees, *borders))]
 
 
