@@ -5,9 +5,9 @@ between threads, and walks one segment. `local` gives each segment's sum of step
 the few segments, `outputs` starts each segment from the state that enters it. `adjoint_local` is `local` for the adjoint, run
 backwards.
 
-Bytes of `outputs`: x, dt, z, y once, B and C once per block of channels (from L2), states once per 32 steps. Of `local` and
-`adjoint_local`: their inputs once, and one state per segment. Each is within 1.25 of its own minimum from 64 channels per block
-and 64 steps per segment on; the exponentials, not the bytes, bound them on current GPUs.
+Bytes of `outputs`: x, dt, z, y once, B and C once per block of channels (from L2), states once per 32 steps: for 16 states in
+bfloat16 10 where the minimum is 8 per step and channel. Of `local` and `adjoint_local`: their inputs once, and one state per
+segment, 1.14 times the minimum with 128 steps per segment. The exponentials, not the bytes, bound them on current GPUs.
 
 Legend: b batch, t time, d channels, n states, s segments, k checkpoints (one before every INTERVAL steps, and the last state).
 """

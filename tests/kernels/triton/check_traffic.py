@@ -51,7 +51,7 @@ def uniform() -> object:
 
 CALLS: dict[str, Callable[[], object]] = {
     "linear_scan": both_ways(op_cases.linear_scan(32, 1, 32)),
-    "causal_conv1d": both_ways(op_cases.causal_conv1d(256, 1, 16)),
+    "causal_conv1d": both_ways(op_cases.causal_conv1d(125, 1, 16)),
     "rms_norm": norm,
     "cross_entropy": loss,
     "counter_uniform": uniform,
