@@ -6,8 +6,8 @@ steps and one state index n at a time, it runs the recurrence forwards and the a
 over channels, so a warp adds up its own and leaves one partial sum per block of channels.
 
 Bytes: x, dt, z, dy, dx, ddt, dz once; a checkpoint every 32 steps and the partial sums of dB and dC come on top. For 16 states in
-bfloat16 and blocks of 64 channels these are 2 + 2 beside 14 bytes per step and channel: 1.28 times the minimum (1.21 with blocks of
-128, which one warp can't hold). Exponentials and exchanges between lanes bound it on current GPUs, not bytes.
+bfloat16 and blocks of 64 channels these are 2 + 2 beside 14 bytes per step and channel: 1.28 times the minimum (1.21 with blocks
+of 128, which one warp can't hold). Exponentials and exchanges between lanes bound it on current GPUs, not bytes.
 
 Legend: b batch, t time, d channels, n states, s segments, k checkpoints, e blocks of channels.
 """
