@@ -16,7 +16,7 @@ from adjcomp.runtime.kernels.arithmetic import Mask
 from adjcomp.runtime.kernels.cpu import softmax_rows
 
 BLOCK_BYTES = 4 << 20  # logits held at a time
-BLOCK_ROWS = 512  # rows that share one pass over the weight
+BLOCK_ROWS = 1024  # rows that share one pass over the weight
 
 
 def spans(total: int, size: int) -> Iterator[slice]:
