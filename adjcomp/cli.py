@@ -40,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_model(plan, seq_len=None)
     _add_machine(plan)
     plan.add_argument("--budget", help="bytes on every device, such as 38GiB (default: all that a device has)")
-    plan.add_argument("--host-budget", help="pinned host memory that borders may be spilled to, such as 64GiB (default: none)")
     plan.add_argument("--chunk", type=parse_count, help="chunk length in tokens (default: the planner chooses)")
     plan.add_argument("--html", metavar="FILE", help="write the plan as a page")
     plan.add_argument("--json", metavar="FILE", help="save the plan; adjcomp show and Plan.from_json read it")
@@ -50,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_machine(frontier)
     frontier.add_argument("--points", type=parse_count, default=8, help="budgets to plan for (default: 8)")
     _add_gradient(plan)
+    _add_gradient(frontier)
     explain = commands.add_parser("explain", help="print what was found in a model: layers, states, what tiles keep")
     _add_model(explain, seq_len="4K")
     check = commands.add_parser("check", help="compare a model's gradients with plain autograd's, on this computer's CPU")
@@ -88,6 +88,8 @@ def _add_gradient(parser: argparse.ArgumentParser) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     machines = "such as a100-80gb or a100-40gb:8, or a YAML file (default: cpu; see adjcomp machines)"
     parser.add_argument("--machine", default="cpu", help=machines)
+    host = "pinned host memory that borders may be spilled to on an accelerator, such as 64GiB (default: none)"
+    parser.add_argument("--host-budget", metavar="BYTES", help=host)
     parser.add_argument("--optimizer", help="whose state is counted in the budget, such as adamw (default: none)")
 
 

@@ -47,6 +47,7 @@ def plan_command(arguments: argparse.Namespace) -> Answer:
 def frontier_command(arguments: argparse.Namespace) -> Answer:
     """Plans from the smallest budget that works up to the device."""
     from adjcomp.offline import frontier
+    from adjcomp.options import Options
     from adjcomp.units import format_bytes, format_seconds
 
     found = _find(arguments)
@@ -57,6 +58,9 @@ def frontier_command(arguments: argparse.Namespace) -> Answer:
         machine=arguments.machine,
         optimizer=arguments.optimizer,
         example_inputs=_inputs(found, arguments),
+        adjoint_window=arguments.adjoint_window,
+        coupling=arguments.coupling,
+        options=Options(host_budget=arguments.host_budget),
         points=max(2, arguments.points),
     )
     lines = [f"{'peak':>11}  {'step':>12}  {'tokens/s':>10}  {'gap':>7}  {'chunk':>8}  {'of the fastest':>14}"]

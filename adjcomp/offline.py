@@ -136,34 +136,39 @@ def frontier(
     batch_size: int = 1,
     optimizer: torch.optim.Optimizer | str | None = None,
     example_inputs: Example | None = None,
+    adjoint_window: int | None = None,
+    coupling: str = "exact",
     options: Options | None = None,
     points: int = FRONTIER_POINTS,
 ) -> list[Plan]:
     """The Pareto curve of memory and time: plans from the smallest budget that works up to the device, none dominated by another.
 
-    Budgets are spaced evenly in their logarithm. Raises BudgetError where even the device's whole memory is too little.
+    Budgets are spaced evenly in their logarithm. `adjoint_window` and `coupling` choose the gradient, as `adjcomp.compile` takes
+    them. Raises BudgetError where even the device's whole memory is too little.
     """
     target = parse_machine(machine)
     most = _budget(None, target)
-    try:
-        plan(model, 1, batch_size=batch_size, seq_len=seq_len, machine=target, optimizer=optimizer, example_inputs=example_inputs)
-    except BudgetError as error:
-        least = error.minimum_bytes
-    budgets = [min(most, math.ceil(least * (most / least) ** (i / (points - 1)))) for i in range(points)]
-    plans = [
-        plan(
+
+    def planned(budget: int) -> Plan:
+        return plan(
             model,
-            b,
+            budget,
             batch_size=batch_size,
             seq_len=seq_len,
             machine=target,
             optimizer=optimizer,
             example_inputs=example_inputs,
+            adjoint_window=adjoint_window,
+            coupling=coupling,
             options=options,
         )
-        for b in dict.fromkeys([least, *budgets[1:]])
-    ]
-    return _undominated(plans)
+
+    try:
+        planned(1)
+    except BudgetError as error:
+        least = error.minimum_bytes
+    budgets = [min(most, math.ceil(least * (most / least) ** (i / (points - 1)))) for i in range(points)]
+    return _undominated([planned(budget) for budget in dict.fromkeys([least, *budgets[1:]])])
 
 
 def _undominated(plans: list[Plan]) -> list[Plan]:
@@ -182,20 +187,32 @@ def max_context(
     machine: str | Machine = "cpu",
     batch_size: int = 1,
     optimizer: torch.optim.Optimizer | str | None = None,
+    adjoint_window: int | None = None,
+    coupling: str = "exact",
     options: Options | None = None,
     limit: int = 1 << 30,
 ) -> int:
     """The longest sequence, in tokens, that a step can train within the budget: a power of two times 1, 1.25, 1.5 or 1.75.
 
-    Returns 0 where not even one token fits, and at most `limit`.
+    `adjoint_window` and `coupling` choose the gradient, as `adjcomp.compile` takes them. Returns 0 where not even one token fits,
+    and at most `limit`.
     """
     target = parse_machine(machine)
     budget = _budget(mem_budget, target)
 
     def fits(seq_len: int) -> bool:
-        quick = Options(solver_time_limit_seconds=0.0) if options is None else options
         try:
-            plan(model, budget, batch_size=batch_size, seq_len=seq_len, machine=target, optimizer=optimizer, options=quick)
+            plan(
+                model,
+                budget,
+                batch_size=batch_size,
+                seq_len=seq_len,
+                machine=target,
+                optimizer=optimizer,
+                adjoint_window=adjoint_window,
+                coupling=coupling,
+                options=Options(solver_time_limit_seconds=0.0) if options is None else options,
+            )
         except BudgetError:
             return False
         return True
