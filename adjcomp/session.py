@@ -253,7 +253,7 @@ class Session:
         own = Held(parameters, buffers, request.held.inputs, request.held.optimizer_bytes, beside_parts(parameters))
         whole = stand_ins(own, accumulated)
         state = optimizer_bytes_by_name(self.optimizer, parameters)
-        wanted = RanksRequest(request, whole, own, spread.layout, state)
+        wanted = RanksRequest(request, whole, own, spread.layout, state, spread.owned)
         plan = spread.plan(lambda: plan_for_ranks(wanted))
         return make_executable(replace(request, held=whole, saved=plan))
 

@@ -25,6 +25,17 @@ def layers_of(executable: Executable, device: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def ranges_of(executable: Executable, shape: tuple[int, int]) -> tuple[tuple[int, int] | None, ...] | None:
+    """First and last layer of each stage of (stages, devices of a stage), None for one without any; None where stages share
+    layers.
+    """
+    stages, lanes = shape
+    own = [frozenset().union(*(layers_of(executable, i * lanes + j) for j in range(lanes))) for i in range(stages)]
+    if sum(map(len, own)) > len(executable.stack.layers):
+        return None
+    return tuple((min(layers), max(layers)) if layers else None for layers in own)
+
+
 def layers_by_rank(executable: Executable, ranks: Sequence[int]) -> str:
     """Which rank has which layers, in words."""
     parts = []

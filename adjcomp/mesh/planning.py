@@ -39,6 +39,7 @@ class RanksRequest:
     own: Held
     layout: Layout
     optimizer: Mapping[str, int]
+    owned: tuple[tuple[int, int] | None, ...] | None = None  # layers of each stage, where an earlier plan has put them
 
 
 def plan_for_ranks(wanted: RanksRequest) -> Plan:
@@ -56,8 +57,9 @@ def plan_for_ranks(wanted: RanksRequest) -> Plan:
         seq_len=request.seq_len,
         budget_bytes=request.budget_bytes,
         candidates=request.candidates,
-        options=replace(request.options, placement=wanted.layout.placement),
+        options=replace(request.options, placement=wanted.layout.placement or (None if wanted.owned is None else "layers")),
         shape=wanted.layout.shape,
+        owned=wanted.owned,
     )
 
 

@@ -17,7 +17,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.mesh.agreement import agreed
 from adjcomp.mesh.dimensions import Layout, read_mesh
 from adjcomp.mesh.elsewhere import send_away
-from adjcomp.mesh.ownership import around, everywhere, layers_by_rank, let_go, needed_names
+from adjcomp.mesh.ownership import around, everywhere, layers_by_rank, let_go, needed_names, ranges_of
 from adjcomp.mesh.planning import share_plan
 from adjcomp.mesh.sharding import refuse_layers, take_over, without_hooks
 from adjcomp.options import Options
@@ -50,6 +50,7 @@ class Spread:
     foreign: frozenset[str] = frozenset()
     shapes: dict[str, torch.Tensor] = field(default_factory=dict)
     homes: tuple[frozenset[str], ...] | None = None  # by device: names that are there; None before the first step
+    owned: tuple[tuple[int, int] | None, ...] | None = None  # by stage: first and last layer, where each has its own
     _parts: dict[int, Part] = field(default_factory=dict)
 
     @property
@@ -85,12 +86,13 @@ class Spread:
         needs = tuple(everything if replicated else needed_names(executable, device) for device in devices)
         if self.homes is None:
             self.homes, self.foreign = needs, frozenset(everything - needs[self.place])
+            self.owned = None if replicated else ranges_of(executable, self.layout.shape or (len(devices), 1))
             self._part_with(executable, {name: state[name] for name in sorted(self.foreign)})
         for rank, needed, home in zip(self.layout.ranks, needs, self.homes, strict=True):
             if missing := sorted(needed - home):
                 raise ValueError(
                     f"the plan of this shape needs {missing[0]} on rank {rank}, but the first plan has put it on another: layers "
-                    "stay where they are. Compile the model anew for this shape, or call with the longest shape first"
+                    "stay where they are. Compile the model anew for this plan"
                 )
 
     def _part_with(self, executable: Executable, tensors: Mapping[str, torch.Tensor]) -> None:

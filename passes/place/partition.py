@@ -40,7 +40,7 @@ def partition(problem: Problem) -> Partition | None:
         return known[key]
 
     def fits(device: int, first: int, last: int, target: float) -> bool:
-        found = timed(device, first, last)
+        found = timed(device, first, last) if problem.allows(device, first, last) else None
         return found is not None and found[1] <= target
 
     found = least_target(problem, fits)

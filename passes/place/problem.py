@@ -32,6 +32,9 @@ class Problem:
     """Costs at one chunk length, on a machine.
 
     A problem of one lane of a grid has the lane's chunks only, and a site for each stage.
+
+    owned: first and last layer that each device (or stage of a grid) has already, None for one without any; None where
+        layers are free to go anywhere.
     """
 
     costs: StackCosts
@@ -43,6 +46,14 @@ class Problem:
         0.0,
         0.0,
     )  # seconds of the forwards, and of the adjoints, that follow each other through all lanes
+    owned: tuple[tuple[int, int] | None, ...] | None = None
+
+    def allows(self, device: int, first: int, last: int) -> bool:
+        """Whether a stage that starts with layer `first` may reach to `last` on a device."""
+        if self.owned is None:
+            return True
+        own = self.owned[device]
+        return own is not None and own[0] == first and last <= own[1]
 
     @property
     def head(self) -> int:

@@ -65,6 +65,7 @@ def solve_machine(
     candidates: Sequence[int],
     options: Options,
     shape: tuple[int, int] | None = None,
+    owned: tuple[tuple[int, int] | None, ...] | None = None,
 ) -> Plan:
     """The fastest plan found for one step on the devices of `machine`.
 
@@ -77,12 +78,14 @@ def solve_machine(
         candidates: chunk lengths to choose from, tokens.
         options: `placement` says whether devices share the layers, the time, or both in a grid; None tries all.
         shape: stages and lanes of a grid; None where they are free.
+        owned: first and last layer that each device, or each stage of a grid, has already; None where layers are free.
 
     Raises:
         BudgetError: no placement with any of the chunk lengths fits; its `minimum_bytes` does.
     """
     ways = _ways(options.placement, shape, len(machine.devices))
     problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
+    problems = [replace(problem, owned=owned) for problem in problems]
     found = [option for problem in problems for way in ways if (option := _model(problem, *way)) is not None]
     if not found:
         _check_lanes(problems, ways)

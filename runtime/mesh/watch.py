@@ -176,10 +176,14 @@ class Watch:
 
     def explain(self, peers: Sequence[int], text: str) -> RankError:
         """The error behind a broken transfer with `peers`: what is known of it by now or soon, else `text`."""
-        patience = self.silence + 3 * self.interval if len(peers) > 1 else min(2 * self.interval, 2.0)
+        patience = min(2 * self.interval, 2.0)
+        if len(peers) > 1:  # which of them it was is known when it has been silent for long enough
+            patience = max(self.silence + 3 * self.interval, min(1.5 * self.silence, self.timeout))
         until = time.monotonic() + patience
+        self.waiting(NOBODY, peers, text)  # the watching thread takes silence for a failure only while somebody waits
         while self._fault is None and time.monotonic() < until and not self._stop.is_set():
             time.sleep(self.interval / 10)
+        self.arrived()
         if self._fault is not None:
             return self._fault
         return self.fail(peers[0], text)

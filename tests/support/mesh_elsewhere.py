@@ -6,15 +6,19 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import mesh_work
 import torch
 import torch.distributed as dist
 from generated import BlockSpec, CallSpec, StackSpec, build, call_of
 from torch.distributed.device_mesh import init_device_mesh
 
 import adjcomp
+from adjcomp.compiled import session_of
+from adjcomp.mesh.ownership import layers_of
 
 SPEC = StackSpec((BlockSpec("selective"), BlockSpec("diagonal", mlp=True)), loss="shifted")
 CALL = CallSpec(1, 12, 3, 4)
+SHAPES = (CallSpec(1, 12, 3), CallSpec(2, 12, 1), CallSpec(1, 3, 2), CallSpec(1, 40, 1))
 
 
 def _error(run: Callable[[], Any]) -> str:
@@ -55,3 +59,22 @@ def evaluated_and_refused(rank: int) -> tuple[list[float], dict[str, str], str]:
     errors["submodules"] = _error(lambda: [layer(torch.zeros(1, 3, 4, dtype=torch.float64)) for layer in model.layers])
     away = next(p for p in model.parameters() if p.untyped_storage().nbytes() == p.element_size() < p.numel() * p.element_size())
     return losses, errors, repr(away)
+
+
+def of_several_shapes(rank: int) -> tuple[list[float], list[list[int]]]:
+    """Calls of several shapes by one compiled model: the distance of its gradients to plain autograd's, and its layers."""
+    model, distances, layers = build(SPEC), [], []
+    plain = []
+    for call in SHAPES:
+        call_of(SPEC, call)(model).backward()
+        plain.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        model.zero_grad(set_to_none=True)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("layers",))
+    compiled = adjcomp.compile(model, mesh=mesh, chunk=4, options=adjcomp.Options(collective_timeout_seconds=60.0))
+    for call, wanted in zip(SHAPES, plain, strict=True):
+        call_of(SPEC, call)(compiled).backward()
+        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        distances.append(mesh_work.distance_of(found, wanted))
+        model.zero_grad(set_to_none=True)
+        layers.append(sorted(layers_of(session_of(compiled).executables.popitem()[1], rank)))
+    return distances, layers
