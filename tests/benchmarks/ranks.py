@@ -1,6 +1,8 @@
 """Speed-up over ranks of one thread each: a step of a Mamba stack under a tight budget, on one rank and on several.
 
 python tests/benchmarks/ranks.py --ranks 2 --placement layers --tokens 65536
+
+With --plan FILE a first run plans and writes the file, and a second one runs it: planning needs no quiet machine, timing does.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import json
 import multiprocessing as mp
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import adjcomp
 
@@ -28,6 +31,15 @@ def model_of(width: int, layers: int) -> torch.nn.Module:
     return transformers.MambaForCausalLM(config).train()
 
 
+def least_budget(model: torch.nn.Module, mesh: DeviceMesh | None, arguments: argparse.Namespace) -> int:
+    """The least budget that can be planned, times the factor."""
+    try:
+        adjcomp.compile(model, 1 << 20, mesh=mesh).plan_for(seq_len=arguments.tokens)
+    except adjcomp.BudgetError as error:
+        return int(error.minimum_bytes * arguments.factor)
+    return 1 << 20
+
+
 def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -> None:
     """Seconds of the fastest of the steps on this rank, with what the plan said."""
     torch.set_num_threads(1)
@@ -38,20 +50,23 @@ def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -
         mesh = init_device_mesh("cpu", (arguments.ranks,), mesh_dim_names=(arguments.placement,))
     model = model_of(arguments.width, arguments.layers)
     ids = torch.randint(0, 1000, (1, arguments.tokens), generator=torch.Generator().manual_seed(1))
-    compiled = adjcomp.compile(model, 1 << 20, mesh=mesh)
-    try:
-        compiled.plan_for(seq_len=arguments.tokens)
-    except adjcomp.BudgetError as error:
-        budget = int(error.minimum_bytes * arguments.factor)
-    compiled = adjcomp.compile(model, budget, mesh=mesh)
-    compiled.plan_for(seq_len=arguments.tokens)
+    saved = arguments.plan if arguments.plan is not None and arguments.plan.exists() else None
+    plan = None if saved is None else adjcomp.Plan.from_json(saved.read_text())
+    budget = int(arguments.budget_mib * 2**20) if plan is None else max(plan.budget_bytes.values())
+    if not budget:
+        budget = least_budget(model, mesh, arguments)
+    compiled = adjcomp.compile(model, budget, mesh=mesh, plan=plan)
+    plan = compiled.plan_for(seq_len=arguments.tokens)
+    if arguments.plan is not None and saved is None:
+        if rank == 0:
+            arguments.plan.write_text(plan.to_json())
+        arguments.steps = 0
     seconds = []
     for _ in range(arguments.steps):
         started = time.perf_counter()
         compiled(input_ids=ids, labels=ids).loss.backward()
         seconds.append(round(time.perf_counter() - started, 2))
         model.zero_grad()
-    plan, stats = compiled.plan, compiled.stats
     results.put(
         {
             "rank": rank,
@@ -59,7 +74,7 @@ def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -
             "planned": round(plan.seconds, 2),
             "chunk": plan.chunk,
             "budget_mib": round(budget / 2**20, 1),
-            "peak_mib": round(stats.measured_peak_bytes / 2**20, 1),
+            "peak_mib": round(compiled.stats.measured_peak_bytes / 2**20, 1) if seconds else None,
         }
     )
 
@@ -73,6 +88,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--factor", type=float, default=1.3, help="budget over the least")
+    parser.add_argument("--budget-mib", type=float, default=0.0, help="of each rank, in the place of the factor")
+    parser.add_argument("--plan", type=Path, help="a file: written where it doesn't exist, else run")
     parser.add_argument("--steps", type=int, default=2, help="the first one warms up")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

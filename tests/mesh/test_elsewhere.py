@@ -10,7 +10,7 @@ pytestmark = pytest.mark.distributed
 
 
 def test_parameters_of_other_ranks_are_never_read() -> None:
-    ended = run_ranks(2, evaluated_and_refused)
+    ended = run_ranks(2, evaluated_and_refused, seconds=280)
     assert [end.error for end in ended] == ["", ""]
     for rank, end in enumerate(ended):
         losses, errors, printed = end.result
@@ -23,7 +23,7 @@ def test_parameters_of_other_ranks_are_never_read() -> None:
 
 
 def test_layers_stay_where_they_are_for_every_shape() -> None:
-    ended = run_ranks(2, of_several_shapes)
+    ended = run_ranks(2, of_several_shapes, seconds=280)
     assert [end.error for end in ended] == ["", ""]
     for end in ended:
         distances, layers = end.result

@@ -37,7 +37,7 @@ def test_sharded_models_train_as_plain_ones(
 
 
 def test_what_cannot_be_run_is_refused() -> None:
-    ended = run_ranks(2, refused)
+    ended = run_ranks(2, refused, seconds=280)
     assert [end.error for end in ended] == ["", ""]
     for end in ended:
         alone, layers, columns = end.result
