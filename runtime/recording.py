@@ -18,7 +18,7 @@ import torch
 
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.program import Program
-from adjcomp.ir.recording import ALIGNMENT, RecordedPrograms
+from adjcomp.ir.recording import ALIGNMENT, RecordedPrograms, place_bytes
 from adjcomp.runtime.codegen import compiled
 from adjcomp.runtime.kernels.determinism import is_fixed
 from adjcomp.runtime.memory import StorageTracker
@@ -140,24 +140,27 @@ class Recordings:
 
     def _record(self, key: tuple[int, int], call: Call, addresses: tuple[object, ...]) -> _Recorded | None:
         self._known.pop(key, None)
+        try:
+            places, recording = self._recording(call)
+        except RecordingError as error:
+            log.info("%s of layer %d is not recorded: %s", call.program.name, call.layer, error)
+            self._takes -= {id(call.program)}
+            return None
+        self._known[key] = made = _Recorded(addresses, places, recording)
+        return made
+
+    def _recording(self, call: Call) -> tuple[list[Tensor], Recording]:
+        """The places of a program's inputs, and the program recorded on them, in no more bytes than were counted."""
         assert self.wanted is not None
-        tracker = StorageTracker(0)
-        places = self._places(_moving(call))
+        moving, tracker = _moving(call), StorageTracker(0)
+        _check(place_bytes(t.numel() * t.element_size() for t in moving), self.wanted.input_bytes)
+        places = self._places(moving)
         rest = iter(places)
         inputs = [t if fixed else next(rest) for t, fixed in zip(call.arguments, call.fixed, strict=True)]
         run, gradients = compiled(call.program, self.device), call.gradients
-        try:
-            recording = self.recorder.record(lambda: run(list(inputs), gradients, tracker))
-        except RecordingError as error:
-            reason = str(error)
-        else:
-            if tracker.peak_bytes <= self.wanted.pool_bytes:
-                self._known[key] = made = _Recorded(addresses, places, recording)
-                return made
-            reason = f"it takes {tracker.peak_bytes} bytes where {self.wanted.pool_bytes} were counted"
-        log.info("%s of layer %d is not recorded: %s", call.program.name, call.layer, reason)
-        self._takes -= {id(call.program)}
-        return None
+        recording = self.recorder.record(lambda: run(list(inputs), gradients, tracker))
+        _check(tracker.peak_bytes, self.wanted.pool_bytes)
+        return places, recording
 
     def _places(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Parts of the arena for tensors of these shapes, dense, one after the other."""
@@ -170,6 +173,11 @@ class Recordings:
             places.append(self._arena[start : start + size].view(tensor.dtype).view(tensor.shape))
             start += -(-size // ALIGNMENT) * ALIGNMENT
         return places
+
+
+def _check(needed: int, counted: int) -> None:
+    if needed > counted:
+        raise RecordingError(f"it takes {needed} bytes where the plan counts {counted}")
 
 
 def _moving(call: Call) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import fidelity
 import generated
@@ -16,13 +16,15 @@ from recorders import RepeatingRecorder, recording_on_cpu
 from torch import nn
 
 import adjcomp
-from adjcomp.ir.recording import RESIDENT_KIND, RecordingPolicy
+from adjcomp.ir.program import Compute, Program, Slot, Work
+from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
 from adjcomp.machine import profile_device
 from adjcomp.passes.cost import CostModel, Outside, Rates, device_rates
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import run_capture
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
+from adjcomp.runtime.recording import Call, Recording, Recordings, Results
 
 ON, OFF = adjcomp.Options(cuda_graphs=True, deterministic=True), adjcomp.Options(cuda_graphs=False, deterministic=True)
 IDS = fidelity.tokens(2, 38)
@@ -162,6 +164,29 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
         compiled = adjcomp.compile(model, chunk=4, options=ON)
         assert same(measure(model, lambda: CALL(compiled)), fresh)
         assert compiled.stats.replayed_tiles == 0
+
+
+class Greedy(RepeatingRecorder):
+    """Runs what it records, as a graph allocates while it is captured."""
+
+    def record(self, run: Callable[[], Results]) -> Recording:
+        run()
+        return super().record(run)
+
+
+@pytest.mark.parametrize(("counted", "recorded"), [((512, 12), True), ((511, 12), False), ((512, 11), False)])
+def test_a_recording_that_takes_more_than_was_counted_is_not_used(counted: tuple[int, int], recorded: bool) -> None:
+    """Given a plan that counts too little for places or pool, when a program runs again, then it isn't recorded."""
+    copy = Compute(torch.ops.aten.clone.default, (Slot(0),), {}, Slot(1), allocates=True)
+    program = Program("copy", (Slot(0),), frozenset(), (copy,), (Slot(1),), 12, Work())
+    recordings = Recordings(Greedy(torch.device("cpu")), torch.device("cpu"), RecordedPrograms((program,), *counted, 0))
+    calls = [Call(program, 1, [torch.full((3,), float(i))], [False], []) for i in range(3)]
+    found = [recordings.run(call, StorageTracker(0)) for call in calls]
+    assert found[0] is None  # it runs as it is the first time
+    for i in (1, 2):
+        assert (found[i] is not None) is recorded
+        assert len(calls[i].arguments) == 1 - recorded
+        assert not recorded or torch.equal(found[i][0], torch.full((3,), float(i)))
 
 
 def test_a_budget_without_room_for_recordings(recorder: type[RepeatingRecorder]) -> None:
