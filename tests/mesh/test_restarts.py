@@ -12,7 +12,7 @@ import torch
 from repository import ROOT
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def train(folder: Path, placement: str, ranks: int, steps: int, dies_after: int) -> str:
@@ -34,7 +34,7 @@ def train(folder: Path, placement: str, ranks: int, steps: int, dies_after: int)
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    done = subprocess.run([*launch, *script, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([*launch, *script, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
