@@ -107,9 +107,9 @@ class Session:
         return nullcontext() if self.spread is None else self.spread.reading(self.model)
 
     def recordings_for(self, executable: Executable) -> Recordings | None:
-        """The tiles that this session has recorded; made where an executable counts on recordings for the first time."""
-        if self.recordings is None and executable.recorded is not None:
-            device = next(self.model.parameters()).device
+        """The tiles that this session has recorded; made where an executable counts on them for the first time on a device."""
+        device = next(self.model.parameters()).device
+        if executable.recorded is not None and (self.recordings is None or self.recordings.device != device):
             self.recordings = Recordings(recorder_for(device), device)
         return self.recordings
 
