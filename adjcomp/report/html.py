@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from adjcomp.ir.costs import StackCosts
@@ -15,6 +15,7 @@ from adjcomp.report.text import MODE_WORDS, action_name, plan_text, tile_modes
 from adjcomp.report.timeline import SERIES, Moment, layer_of, timelines
 from adjcomp.units import format_bytes, format_seconds
 
+MOST_DEVICES = 16  # that are drawn
 BINS = 600  # columns of drawings over time
 MOST_COLUMNS = 1024  # of the map of chunks
 WIDE, HIGH = 1100, 260  # of the memory drawing
@@ -33,13 +34,27 @@ MODE_COLORS = {"hold": "#2b5fa3", "redo": "#e0a458", "twice": "#c8553d", "pass":
 def plan_html(plan: Plan) -> str:
     """The page, as text."""
     costs = plan.costs
-    parts = [_figures(plan)]
-    for device, (share, moments) in enumerate(zip(plan.shares, timelines(plan), strict=True)):
-        suffix = "" if len(plan.shares) == 1 else f" on {escape(share.name)}"
-        parts += [_memory(plan, device, moments, suffix), *_runs(costs, device, moments, suffix)]
+    parts, lines = [_figures(plan)], timelines(plan)
+    end = max(_end(moments) for moments in lines)
+    for device in _drawn(lines):
+        suffix = "" if len(plan.shares) == 1 else f" on {escape(plan.shares[device].name)}"
+        parts += [_memory(plan, device, lines[device], end, suffix), *_runs(costs, device, lines[device], end, suffix)]
+    if left := len(lines) - len(_drawn(lines)):
+        parts.append(f"<p>{left} other devices have no work or aren't drawn; the printed plan below has all of them.</p>")
     parts += [_modes(plan), _peak(plan), f"<h2>The printed plan</h2>\n<pre>{escape(plan_text(plan))}</pre>"]
     title = f"Plan: {costs.seq_len:,} tokens, {costs.head - 1} layers, {', '.join(escape(share.name) for share in plan.shares)}"
     return FRAME.format(title=title, style=STYLE, script=SCRIPT, body="\n".join(parts))
+
+
+def _drawn(lines: Sequence[Sequence[Moment]]) -> list[int]:
+    """Devices with work; of very many some, evenly spread."""
+    busy = [device for device, moments in enumerate(lines) if moments]
+    return busy[:: -(-len(busy) // MOST_DEVICES)]
+
+
+def _end(moments: Sequence[Moment]) -> float:
+    """When a device is done."""
+    return moments[-1].start + moments[-1].seconds if moments else 0.0
 
 
 def _figures(plan: Plan) -> str:
@@ -78,20 +93,31 @@ class _Clock:
         return f"after {format_seconds(self.start + column * self.seconds / self.columns)}"
 
 
-def _clock(moments: Sequence[Moment]) -> _Clock:
-    last = moments[-1]
-    return _Clock(moments[0].start, last.start + last.seconds - moments[0].start, min(BINS, max(1, 4 * len(moments))))
+def _clock(moments: Sequence[Moment], start: float, end: float) -> _Clock:
+    """The same stretch of time for all devices."""
+    return _Clock(start, end - start, min(BINS, max(1, 4 * len(moments))))
 
 
-def _memory(plan: Plan, device: int, moments: Sequence[Moment], suffix: str) -> str:
-    """Bytes live over time, by kind, against the budget."""
-    clock = _clock(moments)
-    highest: list[Moment] = [moments[0]] * clock.columns
-    filled = [False] * clock.columns
+def _highest(moments: Sequence[Moment], clock: _Clock) -> list[Moment]:
+    """The fullest action of every column; where a device waits, what is live when it goes on."""
+    found: list[Moment | None] = [None] * clock.columns
     for moment in moments:
         for column in clock.span(moment):
-            if not filled[column] or moment.peak_bytes > highest[column].peak_bytes:
-                highest[column], filled[column] = moment, True
+            other = found[column]
+            if other is None or moment.peak_bytes > other.peak_bytes:
+                found[column] = moment
+    highest: list[Moment] = []
+    later = moments[-1]
+    for own in reversed(found):
+        later = later if own is None else own
+        highest.append(replace(later, sizes=(*later.sizes[:-1], 0)) if own is None else own)
+    return highest[::-1]
+
+
+def _memory(plan: Plan, device: int, moments: Sequence[Moment], end: float, suffix: str) -> str:
+    """Bytes live over time, by kind, against the budget."""
+    clock = _clock(moments, 0.0, end)
+    highest = _highest(moments, clock)
     budget = plan.shares[device].budget_bytes
     peak = max(moment.peak_bytes for moment in moments)
     top = budget if budget <= 2 * peak else round(1.15 * peak)
@@ -137,9 +163,9 @@ def _areas(columns: Sequence[Moment], top: int, budget: int) -> str:
     return f'<svg viewBox="0 -6 {WIDE} {HIGH + 6}" role="img" aria-label="memory over time">{"".join(shapes)}{marks}{line}</svg>'
 
 
-def _runs(costs: StackCosts, device: int, moments: Sequence[Moment], suffix: str) -> list[str]:
+def _runs(costs: StackCosts, device: int, moments: Sequence[Moment], end: float, suffix: str) -> list[str]:
     """What runs when: the whole step, and a close look at the moment of the peak."""
-    whole = _run_grid(costs, f"runs{device}", moments)
+    whole = _run_grid(costs, f"runs{device}", moments, _clock(moments, 0.0, end))
     highest = max(range(len(moments)), key=lambda i: moments[i].peak_bytes)
     half = 4 * (costs.head + 1)
     near = moments[max(0, highest - half) : highest + half]
@@ -150,13 +176,13 @@ def _runs(costs: StackCosts, device: int, moments: Sequence[Moment], suffix: str
         f"{_legend({name: ACTION_COLORS[name] for name in used if name in ACTION_COLORS})}\n{whole}"
     ]
     if len(near) < len(moments):
-        found.append(f"<p>The same, close to the peak of memory:</p>\n{_run_grid(costs, f'near{device}', near)}")
+        close = _clock(near, near[0].start, _end(near))
+        found.append(f"<p>The same, close to the peak of memory:</p>\n{_run_grid(costs, f'near{device}', near, close)}")
     return found
 
 
-def _run_grid(costs: StackCosts, name: str, moments: Sequence[Moment]) -> str:
+def _run_grid(costs: StackCosts, name: str, moments: Sequence[Moment], clock: _Clock) -> str:
     """Layers over time; a cell shows what ran the longest in it."""
-    clock = _clock(moments)
     letters = dict(zip(ACTION_COLORS, "abcdef", strict=True))
     cells = [["."] * clock.columns for _ in range(costs.head + 1)]
     longest = [[0.0] * clock.columns for _ in range(costs.head + 1)]

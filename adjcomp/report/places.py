@@ -29,16 +29,19 @@ def placement_lines(plan: Plan) -> list[str]:
                 chunks[device].add(chunk)
             case Send(value=value):
                 sent[device] += value_bytes(costs, value)
-    lines = ["Placement", f"  {'device':<14} {'layers':<10} {'chunks':<12} {'busy':>7}  {'sends':>10}"]
+    lines = ["Placement", f"  {'device':<14} {'layers':<10} {'chunks':<16} {'busy':>7}  {'sends':>10}"]
     for device, share in enumerate(plan.shares):
         at_work = 100 * busy[device] / plan.seconds if plan.seconds > 0 else 0.0
-        places = f"{_span(sorted(layers[device])):<10} {_span(sorted(chunks[device])):<12}"
+        places = f"{_span(sorted(layers[device])):<10} {_span(sorted(chunks[device])):<16}"
         lines.append(f"  {share.name:<14} {places} {at_work:>5.1f} %  {format_bytes(sent[device]):>10}")
     return lines
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """First and last of consecutive numbers."""
+    """First and last of evenly spaced numbers, with their distance where it isn't one: 0-9, or 1-13 by 4."""
     if not numbers:
         return "none"
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    if len(numbers) == 1:
+        return str(numbers[0])
+    step = numbers[1] - numbers[0]
+    return f"{numbers[0]}-{numbers[-1]}" + (f" by {step}" if step > 1 else "")

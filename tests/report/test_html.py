@@ -6,12 +6,15 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from adjcomp.ir.plan import Plan
-from adjcomp.report.html import plan_html
+from adjcomp.report.html import _Clock, _highest, plan_html
+from adjcomp.report.timeline import timelines
+from adjcomp.units import format_seconds
 
 VOID = {"meta", "line", "polygon", "br"}
 
@@ -34,7 +37,7 @@ class _Tags(HTMLParser):
             assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("which", ["tight", "roomy"])
+@pytest.mark.parametrize("which", ["tight", "roomy", "spread"])
 def test_a_page_is_well_formed_and_asks_nobody(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     plan: Plan = request.getfixturevalue(which)
     plan.to_html(tmp_path / "plan.html")
@@ -63,3 +66,17 @@ def test_names_are_escaped(tight: Plan) -> None:
 
 def test_equal_plans_give_equal_pages(tight: Plan) -> None:
     assert plan_html(tight) == plan_html(Plan.from_json(tight.to_json()))
+
+
+def test_all_devices_are_drawn_over_the_same_time_and_where_one_waits_no_workspace_is_live(spread: Plan) -> None:
+    lines = timelines(spread)
+    busy = [moments for moments in lines if moments]
+    page = plan_html(spread)
+    assert page.count("<h2>Memory on ") == len(busy)
+    assert page.count(f"<span>0 s</span><span>{format_seconds(spread.seconds)}</span>") >= len(busy)
+    last = busy[-1]
+    waits = [(a.start + a.seconds, b.start) for a, b in pairwise(last) if b.start > a.start + a.seconds + 1e-6]
+    assert waits
+    highest = _highest(last, _Clock(0.0, spread.seconds, 20_000))
+    begin, end = max(waits, key=lambda wait: wait[1] - wait[0])
+    assert highest[int((begin + end) / 2 / spread.seconds * 20_000)].sizes[-1] == 0
