@@ -25,8 +25,9 @@ class Options:
         streams: on one device, VJPs that don't wait for each other (those of one chunk under coupling="residual") run on up to so
             many of its streams side by side, where the budget has room for it.
         cuda_graphs: whether tiles of residual layers are recorded as CUDA graphs and replayed, one launch instead of one for each
-            kernel. None: those that take longer to launch than to run, where the memory that it takes is a small part of the
-            budget. True: all. False: none. Under a mesh, with several streams, and on a CPU, none are.
+            kernel. False, the default until they have been measured on a GPU: none. None: those that take longer to launch than
+            to run, where the memory that it takes is a small part of the budget. True: all. Under a mesh, with several streams,
+            and on a CPU, none are.
         host_budget: pinned host memory, as bytes or a string such as "64GiB", that borders of a plan for one accelerator may be
             spilled to; None: they stay on the device.
         border_dtype: "bfloat16" lets plans for one device keep borders, the states that chunks are recomputed from, in lower
@@ -40,7 +41,7 @@ class Options:
     collective_timeout_seconds: float = 600.0
     adjoint_norms: bool = False
     streams: int = 1
-    cuda_graphs: bool | None = None
+    cuda_graphs: bool | None = False
     host_budget: int | str | None = None
     border_dtype: str | None = None
 
