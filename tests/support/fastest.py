@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
@@ -64,6 +65,7 @@ class _Schedule:
     sweeps: bool
     model: cp_model.CpModel = field(default_factory=cp_model.CpModel)
     busy: dict[int, list[cp_model.IntervalVar]] = field(default_factory=dict)
+    again: dict[Tile, cp_model.IntVar] = field(default_factory=dict)
     held: dict[int, list[tuple[cp_model.IntervalVar, int]]] = field(default_factory=dict)
 
     def solve(self) -> tuple[float, float]:
@@ -81,6 +83,10 @@ class _Schedule:
         for lower, upper in itertools.permutations(self.tiles, 2) if self.sweeps else ():
             if lower[0] + 1 == upper[0] and self.owner(*lower) == self.owner(*upper):
                 self._sweep(lower, upper)
+        for device in self.turns if self.sweeps else ():
+            order = sorted((tile for tile in self.back if self.owner(*tile) == device), reverse=True)
+            for tile, following in pairwise(order):  # a tile is recomputed when the VJP before its own is over
+                self.model.add(self.again[following] >= self.back[tile][1])
         end = self.model.new_int_var(0, self.limit, "")
         for _, last in (*self.forward.values(), *self.back.values()):
             self.model.add(end >= last)
@@ -149,6 +155,7 @@ class _Schedule:
         start, end, live = (self.model.new_int_var(0, self.limit, "") for _ in range(3))
         self.busy[device].append(self.model.new_optional_interval_var(start, size, end, again, ""))
         self.model.add(start >= self.turns[device])
+        self.again[tile] = start
         self.model.add(end <= self.back[tile][0])
         self.model.add(live == end).only_enforce_if(again)
         self.model.add(live == self.forward[tile][1]).only_enforce_if(again.Not())
