@@ -161,9 +161,9 @@ class _Schedule:
         self.model.add(live == self.forward[tile][1]).only_enforce_if(again.Not())
         self._hold(device, live, self.back[tile][0], 0 if last else least_internals(costs, tile[0]))
         if cost.reads_carry and has_carry(cost):
-            self._hold(device, self.forward[tile][0], self.back[tile][0], cost.carry_bytes)
+            self._hold(device, self.forward[tile][0], self.back[tile][1], cost.carry_bytes)
         if last and has_adjoint(cost):
-            self._hold(device, self.turns[device], self.back[tile][0], cost.adjoint_bytes)
+            self._hold(device, self.turns[device], self.back[tile][1], cost.adjoint_bytes)
 
     def _hold(self, device: int, start: cp_model.IntVar, end: cp_model.IntVar, size: int) -> None:
         """`size` bytes are live on a device, up to what reads them last."""
