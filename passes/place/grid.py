@@ -19,13 +19,18 @@ VJPs A of its own chunks and the recomputations R that its memory leaves to be d
 
     T >= forwards below i + d (f[i] + s[i]) + F + (a chunk above l, there and back) + R + A + d (a[i] + s[i]) + VJPs below i,
     T >= turned + VJPs above l + R + A + d (a[i] + s[i]) + VJPs below i.
+
+A device with all layers makes its own chunks as one device makes a sequence, so F + R + A is at least the bound for that, too
+(`adjcomp.passes.schedule.bound`), which knows that a chunk's internals have to fit at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from adjcomp.ir.plan import Share
 from adjcomp.ir.values import has_adjoint, has_carry
 from adjcomp.passes.place.partition import (
     PRECISION,
@@ -37,6 +42,9 @@ from adjcomp.passes.place.partition import (
     recomputed,
 )
 from adjcomp.passes.place.problem import Problem, Site, span_bytes
+from adjcomp.passes.schedule.bound import lower_bound
+from adjcomp.passes.schedule.candidates import flat_minimum
+from adjcomp.passes.schedule.instance import build_instance
 
 
 @dataclass(frozen=True)
@@ -178,4 +186,15 @@ class _Bound:
         if self.carries[first]:  # chunks of other lanes go before this lane's first one
             ready += self._apart(self.forward[first], costs.layers[first].carry_bytes)
             back += self._apart(self.back[first], costs.layers[first].adjoint_bytes) if costs.layers[first].has_vjp else 0.0
-        return max(ready + forwards + sum(self.forward[last + 1 :]), self.turned) + above + back
+        found = max(ready + forwards + sum(self.forward[last + 1 :]), self.turned) + above + back
+        if (first, last) != (0, costs.head):
+            return found
+        return max(found, ready + self._alone(site) + back - (again + once(lane, first, last) / site.speed - forwards))
+
+    def _alone(self, site: Site) -> float:
+        """Seconds of all that a device does which has all layers; infinite where they don't fit."""
+        share = Share(site.name, site.budget_bytes, *self.lane.residency.on(0, self.lane.costs.head))
+        instance = build_instance(self.lane.costs, share)
+        if flat_minimum(instance) > site.budget_bytes:
+            return math.inf
+        return lower_bound(instance, site.budget_bytes).ticks * instance.tick * (1 - PRECISION) / site.speed
