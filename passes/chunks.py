@@ -8,7 +8,7 @@ SHORTEST = 16
 MOST_CHUNKS = 4096
 FEWEST_CHUNKS = 32  # for each of several devices, unless they are shorter than SHORT
 SHORT = 1024
-LONGEST = {"cpu": 4096, "cuda": 65536}  # past this nothing gets faster, and holes between tensors cost memory
+LONGEST = {"cpu": 2048, "cuda": 65536}  # past this hardly anything gets faster, and holes between tensors cost memory
 
 
 def candidate_chunks(seq_len: int, device_kind: str, devices: int = 1) -> list[int]:
