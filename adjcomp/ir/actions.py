@@ -45,6 +45,20 @@ def own_fields(kind: type[Action]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark(Action):
+    """An action that touches no value but those it drops, and takes no time of its own."""
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Start(Action):
     """Read as: make the initial state s[k,-1] of every layer from `first` to `last` that carries one; none where first > last."""
 
@@ -194,33 +208,15 @@ class Adjoint(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Free(Action):
+class Free(Mark):
     """Read as: drop values that nothing else drops: what another device has received by now."""
-
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Action):
+class Publish(Mark):
     """Read as: the gradients of layer are complete; hand them to autograd."""
 
     layer: int  # 0 … K + 1
-
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0
 
 
 def _tile_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:

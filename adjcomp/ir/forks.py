@@ -10,34 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adjcomp.ir.actions import Action
-from adjcomp.ir.costs import StackCosts
-from adjcomp.ir.values import Value
+from adjcomp.ir.actions import Mark
 
 
 @dataclass(frozen=True, slots=True)
-class Fork(Action):
+class Fork(Mark):
     """Read as: from here to the Join streams run side by side; each begins when everything before has ended."""
 
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True)
-class Join(Action):
+class Join(Mark):
     """Read as: wait for all streams, then drop what several of them read."""
-
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0

@@ -24,6 +24,7 @@ from adjcomp.ir.actions import (
     Free,
     HeadVjp,
     Loss,
+    Mark,
     Publish,
     Recompute,
     Start,
@@ -70,7 +71,7 @@ class Receive(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum(Action):
+class Sum(Mark):
     """Read as: add the gradients of layer over all devices that hold it. Those devices' Sums stand side by side in the plan.
 
     Parameters that lower layers share are added up with the lowest of those.
@@ -79,33 +80,15 @@ class Sum(Action):
     layer: int
     size: int  # bytes of the gradients
 
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0
-
 
 @dataclass(frozen=True, slots=True)
-class SumTied(Action):
+class SumTied(Mark):
     """Read as: add the gradients of the parameters in `costs.ties[tie]` over the devices that have one of its layers.
 
     Those devices' SumTieds stand side by side in the plan.
     """
 
     tie: int
-
-    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
-        return ()
-
-    def seconds(self, costs: StackCosts) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
