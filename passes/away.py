@@ -19,7 +19,7 @@ from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import HostTier
 from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.ir.values import Kind, Value, carry, has_carry
-from adjcomp.passes.emit import Column, backward_column, check_modes, forward_column, publications
+from adjcomp.passes.emit import Column, backward_column, check_modes, forward_column, publications, whole_step
 from adjcomp.passes.lifetimes import drop_after_last_use, dropping
 from adjcomp.passes.recipes import Recipes
 
@@ -105,15 +105,8 @@ def emit_away(way: Way, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
         if key not in made:
             made[key] = _columns(way, around, chunk)
         columns.append(made[key])
-    actions: list[Action] = [Start(0, costs.head)]
-    actions.extend(way.away(carry(k, -1)) for k in border_reads(way, modes[0]))
-    for chunk, (forward, _) in enumerate(columns):
-        actions.extend(forward.at(chunk))
-    actions.append(Turn(0, costs.head))
-    for chunk in range(last, -1, -1):
-        actions.extend(columns[chunk][1].at(chunk))
-    actions.extend(publications(costs))
-    return tuple(actions)
+    start = [Start(0, costs.head), *(way.away(carry(k, -1)) for k in border_reads(way, modes[0]))]
+    return whole_step(costs, start, columns)
 
 
 def border_reads(way: Way, mode: ColumnMode) -> list[int]:

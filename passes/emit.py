@@ -43,11 +43,16 @@ def emit(costs: StackCosts, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
         if key not in made:
             made[key] = _columns(costs, mode, chunk)
         columns.append(made[key])
-    actions: list[Action] = [Start(0, costs.head)]
+    return whole_step(costs, [Start(0, costs.head)], columns)
+
+
+def whole_step(costs: StackCosts, start: Sequence[Action], columns: Sequence[tuple[Column, Column]]) -> tuple[Action, ...]:
+    """A step: `start`, the forwards of all columns, the turn, their backwards from the last chunk on, and the gradients."""
+    actions = list(start)
     for chunk, (forward, _) in enumerate(columns):
         actions.extend(forward.at(chunk))
     actions.append(Turn(0, costs.head))
-    for chunk in range(last, -1, -1):
+    for chunk in range(len(columns) - 1, -1, -1):
         actions.extend(columns[chunk][1].at(chunk))
     actions.extend(publications(costs))
     return tuple(actions)
