@@ -48,7 +48,8 @@ def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Actio
 def _device_peak(recipes: Recipes, share: Share, actions: Sequence[Action], seconds: list[float]) -> tuple[int, dict[str, int]]:
     """Peak bytes of one device and their kinds at the first action that reaches it; appends the seconds of each action."""
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
-    fixed, held, peak, turned = total(share.resident_bytes), 0, 0, False
+    fixed, held, turned = total(share.resident_bytes), 0, False
+    peak = fixed  # of a device without work
     best: tuple[dict[Kind, int], bool, int] = (dict(live), False, 0)
     lanes: Lanes | None = None  # between a Fork and its Join
     at_fork: tuple[int, dict[Kind, int]] = (0, {})

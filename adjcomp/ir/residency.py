@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 GRADIENTS = "gradients"  # the kind of gradient accumulators
@@ -25,13 +26,18 @@ class Residency:
 
     def on(self, first: int, last: int) -> tuple[dict[str, int], dict[str, int]]:
         """Bytes by kind of a device with layers `first` … `last`: live during the whole step, and from the Turn on."""
-        items = {(item.name, item.kind): item for layer in self.layers[first : last + 1] for item in layer}
-        resident: dict[str, int] = {}
-        turn: dict[str, int] = {}
-        for item in items.values():
-            kinds = turn if item.from_turn else resident
-            kinds[item.kind] = kinds.get(item.kind, 0) + item.size
-        return resident, turn
+        items = {(item.name, item.kind): item for layer in self.layers[first : last + 1] for item in layer}.values()
+        return by_kind(item for item in items if not item.from_turn), by_kind(item for item in items if item.from_turn)
+
+    def idle(self, *, replicated: bool) -> dict[str, int]:
+        """Bytes by kind of a device without work: where all layers are on every device, those and their gradients, which it takes
+        in from the others; else what is on every device.
+        """
+        if not replicated:
+            shared = set(self.layers[0]).intersection(*self.layers[1:])
+            return by_kind(item for item in self.layers[0] if item in shared)
+        resident, turn = self.on(0, len(self.layers) - 1)
+        return {kind: resident.get(kind, 0) + turn.get(kind, 0) for kind in {**resident, **turn}}
 
     def gradients(self, layer: int, own: range) -> int:
         """Bytes of the gradient accumulators that are added up with `layer` over devices that all have the layers `own`.
@@ -41,3 +47,11 @@ class Residency:
         others = (other for k, other in enumerate(self.layers) if k < layer or k not in own)
         elsewhere = {item.name for other in others for item in other if item.kind == GRADIENTS}
         return sum(item.size for item in self.layers[layer] if item.kind == GRADIENTS and item.name not in elsewhere)
+
+
+def by_kind(items: Iterable[Item]) -> dict[str, int]:
+    """Bytes of some items by kind."""
+    found: dict[str, int] = {}
+    for item in items:
+        found[item.kind] = found.get(item.kind, 0) + item.size
+    return found

@@ -217,7 +217,10 @@ def _plan(problem: Problem, solution: Solution) -> Plan:
             owned[device] = (0, problem.head) if lists[device] else None
     shares = []
     for site, layers in zip(problem.sites, owned, strict=True):
-        resident, turn = problem.residency.on(*layers) if layers is not None else ({}, {})
+        if layers is not None:
+            resident, turn = problem.residency.on(*layers)
+        else:
+            resident, turn = problem.residency.idle(replicated=isinstance(solution, Ranges)), {}
         shares.append(Share(site.name, site.budget_bytes, resident, turn, site.speed))
     actions, seconds = Timeline(problem.costs, problem.wiring, [site.speed for site in problem.sites], lists).run()
     totals = simulate(problem.costs, shares, actions)

@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import queue
 import time
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,21 @@ def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -
     )
 
 
+def collect(jobs: list[Any], results: Any) -> None:
+    """Print a line of JSON for each rank. SystemExit where one ends without: the others would wait for it."""
+    left = len(jobs)
+    while left:
+        try:
+            print(json.dumps(results.get(timeout=1.0)), flush=True)
+            left -= 1
+        except queue.Empty:
+            failed = [f"rank {rank}: exit code {job.exitcode}" for rank, job in enumerate(jobs) if job.exitcode]
+            if failed:
+                for job in jobs:
+                    job.terminate()
+                raise SystemExit(", ".join(failed)) from None
+
+
 def main() -> None:
     """Run the ranks, print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,8 +115,7 @@ def main() -> None:
     jobs = [context.Process(target=measure, args=(rank, arguments, store.port, results)) for rank in range(arguments.ranks)]
     for job in jobs:
         job.start()
-    for _ in jobs:
-        print(json.dumps(results.get()), flush=True)
+    collect(jobs, results)
     for job in jobs:
         job.join()
 

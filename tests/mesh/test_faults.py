@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 import pytest
@@ -16,11 +17,11 @@ CALL = CallSpec(1, 24, 1, 4)
 RAISES = 0
 
 
-def check(kind: int, dimension: str, at: int) -> None:
-    """Rank 1 of three fails at its action number `at`."""
-    silent = (1,) if kind == signal.SIGSTOP else ()
-    ended = run_ranks(3, failing, STACK, CALL, dimension, kind, at, seconds=200, silent=silent)
-    for rank in (0, 2):
+def check(kind: int, dimension: str, at: int, shape: tuple[int, ...] = (3,)) -> None:
+    """Rank 1 of those of a mesh fails at its action number `at`."""
+    silent, count = (1,) if kind == signal.SIGSTOP else (), math.prod(shape)
+    ended = run_ranks(count, failing, STACK, CALL, dimension, shape, kind, at, seconds=200, silent=silent)
+    for rank in sorted({*range(count)} - {1}):
         assert ended[rank].result is not None, (rank, ended[rank])  # neither hung nor died
         text, set_gradients = ended[rank].result
         assert "rank 1" in text, (rank, text)
@@ -41,3 +42,10 @@ def test_a_failing_rank_is_named_by_all_others(kind: int, dimension: str, at: in
 @pytest.mark.parametrize("at", [1, 4, 8, 13, 17, 22, 26, 30, 34, 38])
 def test_a_failing_rank_is_named_wherever_it_fails(kind: int, dimension: str, at: int) -> None:
     check(kind, dimension, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, RAISES, signal.SIGSTOP])
+@pytest.mark.parametrize("at", [2, 11, 19, 28])
+def test_a_failing_rank_of_a_grid_is_named_by_all_others(kind: int, at: int) -> None:
+    check(kind, "layers,time", at, (2, 2))

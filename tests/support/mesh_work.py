@@ -163,12 +163,17 @@ def _error_of(compiled: nn.Module, length: int, seed: int) -> str:
     return ""
 
 
-def failing(rank: int, spec: StackSpec, call: CallSpec, dimension: str, signal_number: int, at: int) -> tuple[str, bool]:
-    """Rank 1 fails at its action number `at`; the others return their error, and whether a gradient is set."""
+def failing(
+    rank: int, spec: StackSpec, call: CallSpec, dimension: str, shape: tuple[int, ...], signal_number: int, at: int
+) -> tuple[str, bool]:
+    """Rank 1 fails at its action number `at`; the others return their error, and whether a gradient is set.
+
+    dimension, shape: of the mesh; several names with commas between.
+    """
     from adjcomp.runtime.executor import Step
 
     model, run = build(spec), call_of(spec, call)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(dimension,))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(dimension.split(",")))
     options = adjcomp.Options(collective_timeout_seconds=TIMEOUT)
     compiled = adjcomp.compile(model, mesh=mesh, chunk=call.chunk, options=options)
     plain_run, count = Step._run, 0
