@@ -48,8 +48,15 @@ def slot(sums: list[Tensor | None], index: int) -> Tensor:
 
 
 def cast_like(grads: list[Tensor | None], inputs: list[Tensor | None], mask: Mask) -> list[Tensor | None]:
-    """Each cotangent in the dtype of its input; None where the mask is False or there is no input."""
+    """Each cotangent in the dtype of its input, contiguous; None where the mask is False or there is no input."""
     return [
-        g.to(t.dtype) if keep and g is not None and t is not None else None
+        _dense(g, t.dtype) if keep and g is not None and t is not None else None
         for g, t, keep in zip(grads, inputs, mask, strict=True)
     ]
+
+
+def _dense(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """In one pass where dtype or layout is another (`to` keeps strides), and as it is where they aren't."""
+    if value.is_contiguous():
+        return value.to(dtype)
+    return torch.empty(value.shape, dtype=dtype, device=value.device).copy_(value)

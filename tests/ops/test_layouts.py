@@ -34,11 +34,13 @@ def test_strided_arguments(name: str, layout: Callable[[Tensor], Tensor]) -> Non
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_outputs_are_time_major_contiguous(name: str) -> None:
+def test_results_are_time_major_contiguous(name: str) -> None:
+    """Given arguments of any layout, then outputs and cotangents are contiguous."""
     case = SMALL[name](9)
-    out, last = case.op(**{k: channel_first(t) for k, t in case.given().items()}, **case.options)
-    assert out.is_contiguous()
-    assert last.is_contiguous()
+    leaves = {k: channel_first(t).detach().requires_grad_() for k, t in case.given().items()}
+    found = case.op(**leaves, **case.options)
+    cotangents = torch.autograd.grad([o.abs().square().sum() for o in found], [*leaves.values()])
+    assert all(result.is_contiguous() for result in (*found, *cotangents))
 
 
 def test_expanded_decays() -> None:

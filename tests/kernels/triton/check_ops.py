@@ -153,6 +153,13 @@ def outcome(case: Case) -> list[Tensor]:
     return [*out, *torch.autograd.grad([o.abs().square().sum() for o in out], [*leaves.values()])]
 
 
+@pytest.mark.parametrize("name", [*FEW, "delta"])
+def test_results_are_contiguous(name: str) -> None:
+    """Whatever a kernel pads or turns: programs view results and cotangents as their shapes say."""
+    torch.manual_seed(0)
+    assert all(result.is_contiguous() for result in outcome(TINY[name](3)))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_reruns_are_bit_identical(name: str) -> None:
     torch.manual_seed(0)
