@@ -34,7 +34,7 @@ def stage(problem: Problem, device: int, first: int, last: int, lag: int) -> Sta
     count = problem.costs.chunk_count
     flying = min(lag + 1, count)
     again: set[int] = set()
-    for candidate in (None, *_by_worth(problem, first, last)):
+    for candidate in (None, *_by_worth(problem, first, last, lag)):
         if candidate is not None:
             again.add(candidate)
         live, room = _live(problem, first, last, again), free - _once_more(problem, again)
@@ -102,11 +102,18 @@ def pass_seconds(problem: Problem, stage: Stage) -> float:
     return (span(problem.sums.keep, stage.first, stage.last) + again) / problem.sites[stage.device].speed
 
 
-def _by_worth(problem: Problem, first: int, last: int) -> Iterator[int]:
-    """Tiles to run a second time, the least time for a byte saved first; not the top tile, whose adjoint comes next."""
+def _by_worth(problem: Problem, first: int, last: int, lag: int) -> Iterator[int]:
+    """Tiles to run a second time, the least time for a byte saved first.
+
+    The top tile comes last. Its x is handed on by the wave, so the second run can't follow the first: the wave has to be ahead,
+    by a chunk that every lane has (some have one less).
+    """
     layers = problem.costs.layers
     tiles = [k for k in range(max(first, problem.bottom), last) if internals(problem.costs, k) > 0]
     yield from sorted(tiles, key=lambda k: (layers[k].forward_seconds / internals(problem.costs, k), k))
+    shortest = problem.costs.chunk_count - (problem.lanes > 1)
+    if lag > 0 and shortest > 1 and last >= problem.bottom:
+        yield last
 
 
 def _live(problem: Problem, first: int, last: int, again: set[int]) -> int:

@@ -18,6 +18,7 @@ from adjcomp.ir.transfers import Send, SumTied
 from adjcomp.machine import GIB, Machine, parse_machine
 from adjcomp.options import Options
 from adjcomp.passes.place import solve_machine
+from adjcomp.passes.schedule import solve
 
 PLACEMENTS = ["layers", "time", "grid"]
 EXAMPLES = settings().max_examples
@@ -111,6 +112,35 @@ def test_four_devices_are_much_faster_than_two(placement: str) -> None:
     costs = regular_stack(65536, 512, 16)
     two, four = (placed(costs, parse_machine(f"cpu:{n}"), 200_000_000, placement).seconds for n in (2, 4))
     assert four < 0.6 * two
+
+
+def activations(plan: Plan) -> int:
+    """Bytes of the largest peak among devices, without what belongs to layers rather than to chunks."""
+    fixed = ("parameters", "gradients", "optimizer", "buffers", "inputs", "outputs")
+    return max(
+        sum(size for kind, size in kinds.items() if kind not in fixed) for kinds in plan.certificate.bytes_by_kind.values()
+    )
+
+
+@pytest.mark.parametrize("placement", ["layers", "grid"])
+def test_with_everything_kept_devices_share_the_activations(placement: str) -> None:
+    costs, options = regular_stack(16384, 256, 14), Options()
+    alone = solve(lambda _: costs, seq_len=16384, budget_bytes=20 * GIB, candidates=[256], device="cpu", options=options)
+    for count in (2, 4, 8):
+        plan = placed(costs, parse_machine(f"cpu:{count}"), 20 * GIB, placement)
+        assert activations(plan) <= activations(alone) / (0.6 * count), count
+
+
+@pytest.mark.parametrize("placement", ["layers", "time"])
+def test_with_the_least_budget_more_devices_have_less_activations_each(placement: str) -> None:
+    found = []
+    for count in (2, 4, 8):
+        costs, machine = regular_stack(16384, 128, 14), parse_machine(f"cpu:{count}")
+        with pytest.raises(BudgetError) as caught:
+            placed(costs, machine, 1, placement)
+        found.append(activations(placed(costs, machine, caught.value.minimum_bytes, placement)))
+    assert found[1] < 0.75 * found[0]
+    assert found[2] < 0.75 * found[1]
 
 
 @pytest.mark.parametrize("placement", ["layers", "time", "grid"])
