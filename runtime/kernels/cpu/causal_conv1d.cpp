@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "activations.h"
 #include "arguments.h"
 
 using namespace adjcomp;
@@ -98,6 +99,10 @@ template <class T, int W, class Part> inline Vec<T> convolved(const Filter<T, W>
   return sum;
 }
 
+template <class T> inline void sigmoids_of_strip(const Vec<T>* in, Vec<T>* out) {
+  for (int s = 0; s < kStrip; s += 4) sigmoids<T, 4>(in + s, out + s);
+}
+
 template <class T, int W> void forward(const Arguments& a, int64_t b, int64_t first, int64_t last) {
   const Sequence<T, W> q(a, b);
   const Rows<T> y = rows<T>(a.y, b, 0, 0);
@@ -105,22 +110,26 @@ template <class T, int W> void forward(const Arguments& a, int64_t b, int64_t fi
     const Strip<T> in = q.strip(t, std::min(last, t + kStrip));
     q.each_vector([&](const auto& part) {
       const Filter<T, W> f(a, part);
+      Vec<T> out[kStrip] = {}, open[kStrip];
       for (int s = 0; s < in.count; ++s) {
         part.fetch(q.x, t + s + kStrip, a.steps);
         part.fetch_to_write(y, t + s + kStrip, a.steps);
-        const Vec<T> out = convolved(f, in, s, part);
-        part.store(y.at(t + s), a.silu ? silu<T>(out) : out);
+        out[s] = convolved(f, in, s, part);
       }
+      if (a.silu) sigmoids_of_strip<T>(out, open);
+      for (int s = 0; s < in.count; ++s) part.store(y.at(t + s), a.silu ? out[s] * open[s] : out[s]);
     });
   }
 }
 
-// The cotangent of the convolution at step s of a strip, whose cotangent of y is `dy`.
+// The cotangents of the convolution at each step of a strip, in place of those of y.
 template <class T, int W, class Part>
-inline Vec<T> output_vjp(const Filter<T, W>& f, const Strip<T>& in, int s, const Part& part, bool activated, Vec<T> dy) {
-  if (!activated) return dy;
-  const Vec<T> out = convolved(f, in, s, part), open = sigmoid<T>(out);
-  return dy * open * (T(1) + out * (T(1) - open));
+inline void outputs_vjp(const Filter<T, W>& f, const Strip<T>& in, const Part& part, bool activated, Vec<T>* g) {
+  if (!activated) return;
+  Vec<T> out[kStrip] = {}, open[kStrip];
+  for (int s = 0; s < in.count; ++s) out[s] = convolved(f, in, s, part);
+  sigmoids_of_strip<T>(out, open);
+  for (int s = 0; s < in.count; ++s) g[s] *= open[s] * (T(1) + out[s] * (T(1) - open[s]));
 }
 
 // One task of the VJP. It walks backwards, so that the outputs that read an input are known when it is reached.
@@ -158,8 +167,9 @@ template <class T, int W> struct Vjp {
       const Strip<T> in = q.strip(t, t + 1);
       q.each_vector([&](const auto& part) {
         const Filter<T, W> f(a, part);
-        const Vec<T> given = dy ? part.load(dy.at(t)) : Vec<T>{};
-        part.store(later.data() + (t - last) * a.channels, output_vjp(f, in, 0, part, a.silu, given));
+        Vec<T> g = dy ? part.load(dy.at(t)) : Vec<T>{};
+        outputs_vjp(f, in, part, a.silu, &g);
+        part.store(later.data() + (t - last) * a.channels, g);
       });
     }
   }
@@ -189,16 +199,19 @@ template <class T, int W> struct Vjp {
     read_later(next, part);
 #pragma GCC unroll 4
     for (int w = 0; w < f.width(); ++w) sums[w] = Vec<T>{};
-    for (int s = in.count - 1; s >= 0; --s) {
+    Vec<T> g[kStrip];
+    for (int s = 0; s < in.count; ++s) {
       part.fetch(q.x, start + s - kStrip - f.width() + 1, a.steps);
       part.fetch(dy, start + s - kStrip, a.steps);
       part.fetch_to_write(dx, start + s - kStrip, a.steps);
-      const Vec<T> given = dy ? part.load(dy.at(start + s)) : Vec<T>{};
-      const Vec<T> g = output_vjp(f, in, s, part, a.silu, given);
+      g[s] = dy ? part.load(dy.at(start + s)) : Vec<T>{};
+    }
+    outputs_vjp(f, in, part, a.silu, g);
+    for (int s = in.count - 1; s >= 0; --s) {
 #pragma GCC unroll 4
-      for (int w = 0; w < f.width(); ++w) sums[w] += g * part.load(in.rows[s + w]);
-      total += g;
-      const Vec<T> out = input_vjp(f, start + s, part, g, next);
+      for (int w = 0; w < f.width(); ++w) sums[w] += g[s] * part.load(in.rows[s + w]);
+      total += g[s];
+      const Vec<T> out = input_vjp(f, start + s, part, g[s], next);
       if (dx) part.store(dx.at(start + s), out);
     }
 #pragma GCC unroll 4

@@ -4,6 +4,7 @@
 //
 // Legend: b batch, t time, d channels, n states; s step of a block, v vector of channels.
 #pragma once
+#include "activations.h"
 #include "arguments.h"
 #include "simd.h"
 
@@ -103,7 +104,10 @@ template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count
   return decay;
 }
 
-// a = e^(δ A), or a - 1 where `shifted`, which loses less in slow states; `scaled` is δ as read_inputs leaves it for this reach.
+template <class T, Reach R> inline Vec<T> scaled_for(Vec<T> delta) { return R == Reach::kDouble ? delta * T(0.5) : delta; }
+
+// a = e^(δ A), or a - 1 where `shifted`, which loses less in slow states; `scaled` is δ as `scaled_for` leaves it for
+// this reach.
 template <class T, Reach R> inline Vec<T> decay_of(Vec<T> scaled, const Rate<T>& rate) {
   if constexpr (!shifted(R)) return exp2_product<T, R == Reach::kNormal>(scaled, rate.log2);
   const Vec<T> v = scaled * rate.plain;
@@ -138,9 +142,9 @@ template <class T, int count> inline Vec<T> total(const Vec<T>* sum) {
 }
 template <class T, Reach R> inline Vec<T> times(Vec<T> decay, Vec<T> v) { return shifted(R) ? decay * v + v : decay * v; }
 
-// What the steps of a block read: raw step sizes, δ, what decays are computed from, x and δ x.
+// What the steps of a block read: δ, x and δ x.
 template <class T, int Steps> struct Inputs {
-  Vec<T> raw[Steps], delta[Steps], scaled[Steps], x[Steps], u[Steps];
+  Vec<T> delta[Steps], x[Steps], u[Steps];
 };
 
 // From the largest |log2 a|, the least δ and the largest A log2 e of each channel.
@@ -161,25 +165,37 @@ template <class T, class F> void with_reach(Reach reach, F run) {
   run(Known<Reach::kAny>());
 }
 
+constexpr int kAbreast = 4;  // steps whose activations are taken side by side
+
+// Calls `run` with the first of every few steps; arrays have room for all of them.
+template <class F> inline void few_at_a_time(int steps, F run) {
+  for (int s = 0; s < steps; s += kAbreast) run(s);
+}
+// The rows of a block, and zeros where the last few steps aren't complete.
+template <class T> inline void load_rows(const Rows<T>& from, int steps, Vec<T>* to) {
+  for (int s = 0; s < steps; ++s) to[s] = load<T>(from.at(s));
+  for (int s = steps; s % kAbreast; ++s) to[s] = Vec<T>{};
+}
+
+// The slopes of softplus as well where `slopes` isn't null.
 template <class T, int Steps>
 Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay,
-                  Inputs<T, Steps>& in) {
+                  Inputs<T, Steps>& in, Vec<T>* slopes = nullptr) {
   Vec<T> low{}, high{};
+  load_rows<T>(x, steps, in.x);
+  load_rows<T>(dt, steps, in.delta);
+  for (int s = 0; s < steps; ++s) in.delta[s] += bias;
+  if (softplus && slopes)
+    few_at_a_time(steps, [&](int s) { softpluses<T, kAbreast>(in.delta + s, in.delta + s, slopes + s); });
+  else if (softplus)
+    few_at_a_time(steps, [&](int s) { softpluses<T, kAbreast>(in.delta + s, in.delta + s, nullptr); });
   for (int s = 0; s < steps; ++s) {
-    in.x[s] = load<T>(x.at(s));
-    in.raw[s] = load<T>(dt.at(s)) + bias;
-  }
-  for (int s = 0; s < steps; ++s) {
-    const Vec<T> delta = softplus ? adjcomp::softplus<T>(in.raw[s]) : in.raw[s];
-    in.delta[s] = delta;
+    const Vec<T> delta = in.delta[s];
     in.u[s] = delta * in.x[s];
     low = delta < low ? delta : low;
     high = delta > high ? delta : high;
   }
-  const Reach reach = reach_of<T>((high - low) * (decay.high - decay.low), low, decay.high);
-  const T scale = reach == Reach::kDouble ? T(0.5) : T(1);
-  for (int s = 0; s < steps; ++s) in.scaled[s] = in.delta[s] * scale;
-  return reach;
+  return reach_of<T>((high - low) * (decay.high - decay.low), low, decay.high);
 }
 
 }  // namespace adjcomp

@@ -27,14 +27,14 @@ void forward_part(ForwardBlock<T>& k, int n0, int count, const Rate<T>* rates, V
   Vec<T>* state = K ? local : h;
   for (int s = 0; s < k.steps; ++s) {
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> delta = k.in.scaled[s], u = k.in.u[s];
+    const Vec<T> scaled = scaled_for<T, R>(k.in.delta[s]), u = k.in.u[s];
     if (n0 == 0) k.ahead->fetch();
     Vec<T> sum[width] = {};
     sum[0] = n0 ? k.sum[s] : k.skip * k.in.x[s];
 #pragma GCC unroll 16
     for (int n = 0; n < size; n += width) {
       Vec<T> decay[width];
-      decays_of<T, R, width>(delta, rates + n, decay);
+      decays_of<T, R, width>(scaled, rates + n, decay);
 #pragma GCC unroll 4
       for (int i = 0; i < width; ++i) {
         state[n + i] = times<T, R>(decay[i], state[n + i]) + u * B[n + i];
@@ -58,10 +58,21 @@ template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Rate<T>
     forward_part<T, 0, R, true>(k, n, k.states - n, rates + n, h + n);
 }
 
+template <class T> void gate_outputs(ForwardBlock<T>& k) {
+  Vec<T> z[kKept], open[kAbreast];
+  load_rows<T>(k.z, k.steps, z);
+  few_at_a_time(k.steps, [&](int s) {
+    sigmoids<T, kAbreast>(z + s, open);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) k.sum[s + i] *= z[s + i] * open[i];
+  });
+}
+
 template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const Decay<T>& decay, Vec<T>* h) {
   const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
   with_reach<T>(reach, [&](auto known) { forward_parts<T, known.value>(k, decay.rates, h); });
-  for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.z ? k.sum[s] * silu<T>(load<T>(k.z.at(s))) : k.sum[s]);
+  if (k.z) gate_outputs<T>(k);
+  for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.sum[s]);
 }
 
 template <class T> void forward_task(const Walk<T, kKept>& walk) {

@@ -1,22 +1,24 @@
-// VJP of the selective scan: walks the blocks backwards, rebuilds one at a time and keeps its decays, so that each exponential is taken
-// once. Sums over channels (dB, dC) collect lane by lane in a buffer of one block and are folded when the block's channels are done.
+// VJP of the selective scan: walks the blocks backwards, rebuilds a few states of one at a time and keeps their decays, so that each
+// exponential is taken once. Sums over channels (dB, dC) collect lane by lane in a buffer of one block and are folded when the
+// block's channels are done.
 //
 // Bytes: x, dt, z, dy, dx, ddt and dz once, and a kept state every 32 steps: for 16 states 1.07 times the least, and dB and dC per
 // thread. Exponentials and sums over channels bound it.
 #pragma once
-#include "selective_advance.h"
 #include "selective_common.h"
 
 namespace adjcomp {
 
-constexpr int kSteps = 8;                // steps of a block: what is rebuilt of one block stays in L1
-constexpr int kBlocks = kKept / kSteps;  // blocks between kept states
-constexpr int kPart = 8;  // states whose λ, dA and A stay in registers through a block
+constexpr int kPart = 4;  // states that are rebuilt and walked back together: through a block their decays stay in L1
 
-// One step of one state. The four lie together: as separate arrays they would start at equal offsets within a page, where a load
-// waits for any earlier store.
+// One step of one state: a (or a - 1), and a h. They lie together: as separate arrays they would start at equal offsets within a
+// page, where a load waits for any earlier store.
 template <class T> struct Cell {
-  Vec<T> decay, decayed, dB, dC;  // a (or a - 1), a h, and the lane sums of dB and dC
+  Vec<T> decay, decayed;
+};
+// The lane sums of one step of one state.
+template <class T> struct Sums {
+  Vec<T> dB, dC;
 };
 
 template <class T> struct VjpBlock {
@@ -26,25 +28,28 @@ template <class T> struct VjpBlock {
   Vec<T> bias, skip;
   Ahead<T, 4>* reads;
   Ahead<T, 3>* writes;
-  Cell<T>* cells;  // (part, s, n)
-  Inputs<T, kSteps> in;
-  Vec<T> slope[kSteps];  // dy times the derivative of the gate
-  Vec<T> y[kSteps], dout[kSteps], du[kSteps], dlog[kSteps];
+  Cell<T>* cells;  // (s, n) of a part
+  Sums<T>* sums;   // (part, s, n)
+  Inputs<T, kKept> in;
+  Vec<T> rise[kKept];   // the slope of softplus
+  Vec<T> slope[kKept];  // dy times the derivative of the gate
+  Vec<T> y[kKept], dout[kKept], du[kKept], dlog[kKept];
 };
 
 // The cotangent before the gate, for each step.
 template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
-  Vec<T> sum{};
-  for (int s = 0; s < k.steps; ++s) {
-    Vec<T> g = k.dy ? load<T>(k.dy.at(s)) : Vec<T>{};
-    k.slope[s] = Vec<T>{};
-    if (k.z) {
-      const Vec<T> z = load<T>(k.z.at(s)), open = sigmoid<T>(z);
-      k.slope[s] = g * open * (T(1) + z * (T(1) - open));
-      g *= z * open;
+  Vec<T> z[kKept], open[kKept], sum{};
+  for (int s = 0; s < k.steps; ++s) k.dout[s] = k.dy ? load<T>(k.dy.at(s)) : Vec<T>{};
+  if (k.z) {
+    load_rows<T>(k.z, k.steps, z);
+    few_at_a_time(k.steps, [&](int s) { sigmoids<T, kAbreast>(z + s, open + s); });
+    for (int s = 0; s < k.steps; ++s) {
+      k.slope[s] = k.dout[s] * open[s] * (T(1) + z[s] * (T(1) - open[s]));
+      k.dout[s] *= z[s] * open[s];
     }
-    k.dout[s] = g;
-    sum += g * k.in.x[s];
+  }
+  for (int s = 0; s < k.steps; ++s) {
+    sum += k.dout[s] * k.in.x[s];
     k.y[s] = k.skip * k.in.x[s];
   }
   dskip += sum;
@@ -54,23 +59,24 @@ template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
 template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* h) {
   const int size = K ? K : count;
   Vec<T> local[K ? K : 1];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int n = 0; n < K; ++n) local[n] = h[n];
   Vec<T>* state = K ? local : h;
-  Cell<T>* cells = k.cells + n0 * kSteps;
+  Cell<T>* cells = k.cells;
+  Sums<T>* sums = k.sums + n0 * kKept;
   for (int s = 0; s < k.steps; ++s) {
     if (n0 == 0) k.reads->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> delta = k.in.scaled[s], u = k.in.u[s], g = k.dout[s];
+    const Vec<T> scaled = scaled_for<T, R>(k.in.delta[s]), u = k.in.u[s], g = k.dout[s];
     Vec<T> even = k.y[s], odd{};
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int n = 0; n < size; ++n) {
       Cell<T>& cell = cells[s * size + n];
-      const Vec<T> decay = decay_of<T, R>(delta, rates[n]), old = times<T, R>(decay, state[n]);
+      const Vec<T> decay = decay_of<T, R>(scaled, rates[n]), old = times<T, R>(decay, state[n]);
       cell.decay = decay;
       cell.decayed = old;
       state[n] = old + u * B[n];
-      cell.dC += g * state[n];
+      sums[s * size + n].dC += g * state[n];
       if (n & 1)
         odd += state[n] * C[n];
       else
@@ -78,7 +84,7 @@ template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int
     }
     k.y[s] = even + odd;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int n = 0; n < K; ++n) h[n] = local[n];
 }
 
@@ -91,37 +97,38 @@ template <class T, int K, Reach R>
 void adjoint_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* lambda, Vec<T>* dA) {
   const int size = K ? K : count;
   Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];  // dA of this block alone: sums of sums lose less
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int n = 0; n < K; ++n) lambda_[n] = lambda[n], dA_[n] = Vec<T>{};
   Vec<T>*l_ = K ? lambda_ : lambda, *d_ = K ? dA_ : dA;
-  Cell<T>* cells = k.cells + n0 * kSteps;
+  Cell<T>* cells = k.cells;
+  Sums<T>* sums = k.sums + n0 * kKept;
   for (int s = k.steps - 1; s >= 0; --s) {
     if (n0 == 0) k.writes->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
     const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
     Vec<T> du[2] = {}, dlog[2] = {};
     if (n0) du[0] = k.du[s], dlog[0] = k.dlog[s];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int n = 0; n < size; ++n) {
       Cell<T>& cell = cells[s * size + n];
       const Vec<T> l = l_[n] + g * C[n], q = l * cell.decayed;
-      cell.dB += l * u;
+      sums[s * size + n].dB += l * u;
       du[n % 2] += l * B[n];
-      dlog[n % 2] += q * rates[n].log2;
+      dlog[n % 2] += q * rates[n].plain;
       d_[n] += q * delta;
       l_[n] = times<T, R>(cell.decay, l);
     }
     k.du[s] = du[0] + du[1], k.dlog[s] = dlog[0] + dlog[1];
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int n = 0; n < K; ++n) lambda[n] = lambda_[n], dA[n] += dA_[n];
 }
 
 template <class T> void write_inputs_vjp(const VjpBlock<T>& k, Vec<T>& dbias) {
   Vec<T> sum{};
   for (int s = 0; s < k.steps; ++s) {
-    Vec<T> ddt = k.dlog[s] * T(kLn2) + k.in.x[s] * k.du[s];
-    if (k.softplus) ddt *= softplus_slope<T>(k.in.raw[s]);
+    Vec<T> ddt = k.dlog[s] + k.in.x[s] * k.du[s];
+    if (k.softplus) ddt *= k.rise[s];
     sum += ddt;
     if (k.dx) store<T>(k.dx.at(s), k.in.delta[s] * k.du[s] + k.skip * k.dout[s]);
     if (k.ddt) store<T>(k.ddt.at(s), ddt);
@@ -136,44 +143,35 @@ template <class T> struct Carried {
   Vec<T> dskip, dbias;
 };
 
-template <class T, Reach R> void rebuild_parts(VjpBlock<T>& k, const Rate<T>* rates, Vec<T>* h) {
+template <class T, Reach R> void walk_parts(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
   for (int n = 0; n < k.states; n += kPart) {
-    if (k.states - n >= kPart)
-      rebuild_part<T, kPart, R>(k, n, kPart, rates + n, h + n);
-    else
-      rebuild_part<T, 0, R>(k, n, k.states - n, rates + n, h + n);
-  }
-}
-
-template <class T, Reach R> void adjoint_parts(VjpBlock<T>& k, Carried<T>& c) {
-  for (int n = 0; n < k.states; n += kPart) {
-    if (k.states - n >= kPart)
+    if (k.states - n >= kPart) {
+      rebuild_part<T, kPart, R>(k, n, kPart, c.decay.rates + n, h + n);
       adjoint_part<T, kPart, R>(k, n, kPart, c.decay.rates + n, c.lambda + n, c.dA + n);
-    else
+    } else {
+      rebuild_part<T, 0, R>(k, n, k.states - n, c.decay.rates + n, h + n);
       adjoint_part<T, 0, R>(k, n, k.states - n, c.decay.rates + n, c.lambda + n, c.dA + n);
+    }
   }
 }
 
 template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
-  const Reach reach = read_inputs<T, kSteps>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in);
+  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in, k.rise);
   gate<T>(k, c.dskip);
-  with_reach<T>(reach, [&](auto known) {
-    rebuild_parts<T, known.value>(k, c.decay.rates, h);
-    gate_vjp<T>(k);
-    adjoint_parts<T, known.value>(k, c);
-  });
+  with_reach<T>(reach, [&](auto known) { walk_parts<T, known.value>(k, c, h); });
+  gate_vjp<T>(k);
   write_inputs_vjp<T>(k, c.dbias);
 }
 
-// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them. Cells lie as (part, s, n), whose places are consecutive.
+// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them. They lie as (part, s, n), whose places are consecutive.
 template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
   for (int n0 = 0; n0 < k.states; n0 += kPart) {
     const int size = std::min(kPart, k.states - n0), cells = size * k.steps;
     for (int at = 0; at < cells; at += lanes<T>) {
-      Cell<T>* cell = k.cells + n0 * kSteps + at;
+      Sums<T>* cell = k.sums + n0 * kKept + at;
       const int count = std::min(lanes<T>, cells - at);
       alignas(64) T sums[2][lanes<T>];
-      constexpr int64_t stride = sizeof(Cell<T>) / sizeof(Vec<T>);
+      constexpr int64_t stride = sizeof(Sums<T>) / sizeof(Vec<T>);
       sums_of_lanes<T>(&cell->dB, stride, count, sums[0]);
       sums_of_lanes<T>(&cell->dC, stride, count, sums[1]);
       for (int i = 0; i < count; ++i) {
@@ -186,33 +184,7 @@ template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
   }
 }
 
-// The states before each block since the last kept one, up to `block`, for every vector of channels: (v, block, n).
-template <class T> void starts(const Walk<T, kSteps>& walk, int64_t block, const Carried<T>* carried, Vec<T>* start) {
-  const Arguments& a = walk.a;
-  const int states = int(a.states);
-  Tail<T, kSteps> x, dt;
-  Inputs<T, kSteps> in;
-  for (int64_t v = walk.first; v < walk.last; ++v) {
-    const Decay<T>& decay = carried[v - walk.first].decay;
-    const int count = walk.count(v);
-    Vec<T>* h = start + (v - walk.first) * kBlocks * states;
-    const T* kept = walk.kept(block / kBlocks, v);
-    for (int n = 0; n < states; ++n) h[n] = load_some<T>(kept + n * count, count);
-    for (int64_t at = block / kBlocks * kBlocks; at < block; ++at, h += states) {
-      const Place p = walk.at(at, v);
-      Rows<T> x_ = rows<T>(a.x, p), dt_ = rows<T>(a.dt, p);
-      if (count < lanes<T>) x_ = x.read(x_, p.steps, count), dt_ = dt.read(dt_, p.steps, count);
-      const Reach reach = read_inputs<T, kSteps>(x_, dt_, p.steps, per_channel<T>(a.bias, p), a.softplus, decay, in);
-      const Rows<T> B = rows<T>(a.B, p.b, p.t0, 0);
-      std::copy(h, h + states, h + states);
-      with_reach<T>(reach, [&](auto known) {
-        advance<T, known.value, kSteps>(B, p.steps, states, in, decay.rates, h + states);
-      });
-    }
-  }
-}
-
-template <class T> void place_block(const Walk<T, kSteps>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
+template <class T> void place_block(const Walk<T, kKept>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
   const Arguments& a = walk.a;
   const Place p = walk.at(block, v);
   k.steps = p.steps, k.states = int(a.states), k.softplus = a.softplus;
@@ -222,19 +194,18 @@ template <class T> void place_block(const Walk<T, kSteps>& walk, int64_t block, 
   k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
 }
 
-// What the blocks before this one need: x and dt as far back as the next kept state, where `starts` reads them first.
-template <class T> void look_ahead(const Walk<T, kSteps>& walk, int64_t block, VjpBlock<T>& k) {
+// What the block before this one needs.
+template <class T> void look_ahead(const Walk<T, kKept>& walk, int64_t block, VjpBlock<T>& k) {
   const Arguments& a = walk.a;
-  const Place next = walk.start(block - 1), far = walk.start(block - kBlocks);
+  const Place next = walk.start(block - 1);
   k.reads->start(), k.writes->start();
-  for (const Matrix* m : {&a.x, &a.dt}) k.reads->add(rows<T>(*m, far), far.steps, false);
-  for (const Matrix* m : {&a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps, false);
+  for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps, false);
   for (const Matrix* m : {&a.dx, &a.ddt, &a.dz}) k.writes->add(rows<T>(*m, next), next.steps, true);
 }
 
 // Runs one block on a vector of channels; where channels don't fill it, on copies.
 template <class T> struct VectorRunner {
-  Tail<T, kSteps> x, dt, z, dy, dx, ddt, dz;
+  Tail<T, kKept> x, dt, z, dy, dx, ddt, dz;
   void operator()(VjpBlock<T>& k, int count, Carried<T>& c, Vec<T>* h) {
     if (count == lanes<T>) return vjp_block<T>(k, c, h);
     const Rows<T> to_dx = k.dx, to_ddt = k.ddt, to_dz = k.dz;
@@ -246,7 +217,7 @@ template <class T> struct VectorRunner {
   }
 };
 
-template <class T> void start_vjp(const Walk<T, kSteps>& walk, Rate<T>* rates, Vec<T>* memory, Carried<T>* carried) {
+template <class T> void start_vjp(const Walk<T, kKept>& walk, Rate<T>* rates, Vec<T>* memory, Carried<T>* carried) {
   const int64_t states = walk.a.states;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     Carried<T>& c = carried[v - walk.first];
@@ -259,7 +230,7 @@ template <class T> void start_vjp(const Walk<T, kSteps>& walk, Rate<T>* rates, V
   }
 }
 
-template <class T> void finish_vjp(const Walk<T, kSteps>& walk, const Carried<T>* carried) {
+template <class T> void finish_vjp(const Walk<T, kKept>& walk, const Carried<T>* carried) {
   const Arguments& a = walk.a;
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const Carried<T>& c = carried[v - walk.first];
@@ -272,28 +243,31 @@ template <class T> void finish_vjp(const Walk<T, kSteps>& walk, const Carried<T>
   }
 }
 
-template <class T> void vjp_task(const Walk<T, kSteps>& walk, int64_t group) {
+template <class T> void vjp_task(const Walk<T, kKept>& walk, int64_t group) {
   const Arguments& a = walk.a;
   const int64_t states = a.states;
   Aligned<Rate<T>> rates(walk.vectors() * states);
-  Aligned<Vec<T>> memory(2 * walk.vectors() * states), start(walk.vectors() * kBlocks * states);
-  Aligned<Cell<T>> cells(kSteps * states);
+  Aligned<Vec<T>> memory(2 * walk.vectors() * states), h(states);
+  Aligned<Cell<T>> cells(kKept * kPart);
+  Aligned<Sums<T>> sums(kKept * states);
   Aligned<Carried<T>> carried(walk.vectors());
   start_vjp<T>(walk, rates.data, memory.data, carried.data);
   VectorRunner<T> run;
   VjpBlock<T> k;
   Ahead<T, 4> reads(walk.vectors());
   Ahead<T, 3> writes(walk.vectors());
-  k.cells = cells.data, k.reads = &reads, k.writes = &writes;
-  std::fill(cells.data, cells.data + kSteps * states, Cell<T>{});
+  k.cells = cells.data, k.sums = sums.data, k.reads = &reads, k.writes = &writes;
+  std::fill(sums.data, sums.data + kKept * states, Sums<T>{});
   for (int64_t block = walk.blocks() - 1; block >= 0; --block) {
-    if (block == walk.blocks() - 1 || block % kBlocks == kBlocks - 1) starts<T>(walk, block, carried.data, start.data);
     look_ahead<T>(walk, block, k);
     for (int64_t v = walk.first; v < walk.last; ++v) {
       place_block<T>(walk, block, v, k);
-      run(k, walk.count(v), carried.data[v - walk.first], start.data + ((v - walk.first) * kBlocks + block % kBlocks) * states);
+      const int count = walk.count(v);
+      const T* kept = walk.kept(block, v);
+      for (int64_t n = 0; n < states; ++n) h.data[n] = load_some<T>(kept + n * count, count);
+      run(k, count, carried.data[v - walk.first], h.data);
     }
-    const int64_t base = ((walk.b * a.groups + group) * a.steps + block * kSteps) * states;
+    const int64_t base = ((walk.b * a.groups + group) * a.steps + block * kKept) * states;
     fold<T>(k, a.dB ? static_cast<T*>(a.dB) + base : nullptr, a.dC ? static_cast<T*>(a.dC) + base : nullptr);
   }
   finish_vjp<T>(walk, carried.data);

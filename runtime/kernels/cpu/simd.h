@@ -106,21 +106,31 @@ template <class T> inline void sums_of_lanes(const Vec<T>* from, int64_t stride,
   for (int i = 0; i < count; ++i) to[i] = sum_lanes<T>(from[i * stride]);
 }
 
-// 2^f for f in [-0.5, 0.5]: 1 + f q(f), minimax in relative error (9e-8 for float, 4e-18 for double).
-inline VecFloat exp2_fraction(VecFloat f) {
-  VecFloat q = f * 0x1.5bbap-10f + 0x1.3cea88p-7f;
-  q = q * f + 0x1.c6b754p-5f;
-  q = q * f + 0x1.ebf9bcp-3f;
-  q = q * f + 0x1.62e42ap-1f;
-  return q * f + 1.0f;
+// 2^f for f in [-0.5, 0.5], of W vectors in place: 1 + f q(f), minimax in relative error (9e-8 for float, 4e-18 for double).
+inline constexpr float kExp2Float[] = {1.0f, 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b754p-5f, 0x1.3cea88p-7f, 0x1.5bbap-10f};
+inline constexpr double kExp2Double[] = {
+    1.0,
+    0.6931471805599453,    0.2402265069591013,     0.055504108664820084,   0.009618129107594112,
+    0.0013333558146774776, 0.00015403530457120838, 1.525273349299735e-05,  1.321543527847803e-06,
+    1.0178199620024734e-07, 7.0737838391453505e-09, 4.4347647168011575e-10};
+template <class T> inline constexpr auto& exp2_coefficients() {
+  if constexpr (std::is_same<T, float>::value)
+    return kExp2Float;
+  else
+    return kExp2Double;
 }
-inline VecDouble exp2_fraction(VecDouble f) {
-  const double c[] = {0.6931471805599453,    0.2402265069591013,     0.055504108664820084,   0.009618129107594112,
-                      0.0013333558146774776, 0.00015403530457120838, 1.525273349299735e-05,  1.321543527847803e-06,
-                      1.0178199620024734e-07, 7.0737838391453505e-09, 4.4347647168011575e-10};
-  VecDouble q = splat<double>(c[10]);
-  for (int i = 9; i >= 0; --i) q = q * f + c[i];
-  return q * f + 1.0;
+template <class T, int W> inline void exp2_fractions(Vec<T>* f) {
+  constexpr auto& c = exp2_coefficients<T>();
+  constexpr int terms = sizeof c / sizeof c[0];
+  Vec<T> q[W];
+#pragma GCC unroll 8
+  for (int i = 0; i < W; ++i) q[i] = f[i] * c[terms - 1] + c[terms - 2];
+#pragma GCC unroll 16
+  for (int k = terms - 3; k >= 0; --k)
+#pragma GCC unroll 8
+    for (int i = 0; i < W; ++i) q[i] = q[i] * f[i] + c[k];
+#pragma GCC unroll 8
+  for (int i = 0; i < W; ++i) f[i] = q[i];
 }
 
 template <class T> struct Format;
@@ -134,14 +144,19 @@ template <> struct Format<double> {
   static constexpr int shift = 52;
 };
 
-// 2^fraction times 2^k, where `shifted` is k + magic.
-template <class T> inline Vec<T> scaled_exp2(Vec<T> fraction, Vec<T> shifted) {
+// 2^k, where `shifted` is k + magic; 0 for the least k, infinity for the largest.
+template <class T> inline Vec<T> power_of_two(Vec<T> shifted) {
   VecBits<T> bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   bits <<= Format<T>::shift;
   Vec<T> scale;
   std::memcpy(&scale, &bits, sizeof scale);
-  return exp2_fraction(fraction) * scale;
+  return scale;
+}
+// 2^fraction times 2^k, where `shifted` is k + magic.
+template <class T> inline Vec<T> scaled_exp2(Vec<T> fraction, Vec<T> shifted) {
+  exp2_fractions<T, 1>(&fraction);
+  return fraction * power_of_two<T>(shifted);
 }
 
 // 2^(a b), the product taken exactly where there is a fused multiply-add; NaN stays NaN. `Normal`: |a b| < high - 2 or NaN, so that
@@ -155,56 +170,5 @@ template <class T, bool Normal> inline Vec<T> exp2_product(Vec<T> a, Vec<T> b) {
   const Vec<T> shifted = v + Format<T>::magic;
   return scaled_exp2<T>(v - (shifted - Format<T>::magic), shifted);
 }
-
-// e^v; 0 below the normal range, infinity above it, NaN stays NaN.
-template <class T> inline Vec<T> exp(Vec<T> v) {
-  const T log2e = T(1.442695040888963407359924681001892137L);
-  const T ln2_high = std::is_same<T, float>::value ? T(0x1.62e4p-1) : T(0x1.62e42fefa38p-1);  // short, so that k times it is exact
-  const T ln2_low = T(0.693147180559945309417232121458176568L - (long double)ln2_high);
-  const T low = T(0.69314718) * Format<T>::low, high = T(0.69314718) * Format<T>::high;
-  v = clamp<T>(v, low, high);
-  const Vec<T> shifted = v * log2e + Format<T>::magic;
-  const Vec<T> whole = shifted - Format<T>::magic;
-  const Vec<T> rest = (v - whole * ln2_high) - whole * ln2_low;
-  return scaled_exp2<T>(rest * log2e, shifted);
-}
-
-#if defined(__AVX512F__)
-// 1 / v for 1 <= v < 2^126: an estimate and two Newton steps take half the time of a division.
-inline VecFloat reciprocal(VecFloat v) {
-  VecFloat r = (VecFloat)_mm512_rcp14_ps((__m512)v);
-  r = r * (2.0f - v * r);
-  return r + r * (1.0f - v * r);
-}
-#else
-inline VecFloat reciprocal(VecFloat v) { return 1.0f / v; }
-#endif
-inline VecDouble reciprocal(VecDouble v) { return 1.0 / v; }
-
-// 1 / (1 + e^-v); below -87 (-708 for double) what it is there, a number of that size.
-template <class T> inline Vec<T> sigmoid(Vec<T> v) {
-  const T least = std::is_same<T, float>::value ? T(-87) : T(-708);
-  return reciprocal(T(1) + exp<T>(-at_least<T>(v, least)));
-}
-
-template <class T> inline Vec<T> silu(Vec<T> v) { return v * sigmoid<T>(v); }
-
-// log(1 + e) for e in [0, 1], as 2 artanh(e / (2 + e)).
-template <class T> inline Vec<T> log1p_unit(Vec<T> e) {
-  const Vec<T> s = e / (e + T(2)), square = s * s;
-  constexpr int terms = std::is_same<T, float>::value ? 8 : 18;
-  Vec<T> sum = splat<T>(T(1) / T(2 * terms + 1));
-  for (int k = terms - 1; k >= 0; --k) sum = sum * square + T(1) / T(2 * k + 1);
-  return T(2) * s * sum;
-}
-
-// log(1 + e^v); as torch, the identity above 20.
-template <class T> inline Vec<T> softplus(Vec<T> v) {
-  const Vec<T> positive = v > T(0) ? v : Vec<T>{};
-  const Vec<T> magnitude = v > T(0) ? v : -v;
-  const Vec<T> exact = positive + log1p_unit<T>(exp<T>(-magnitude));
-  return v > T(20) ? v : exact;
-}
-template <class T> inline Vec<T> softplus_slope(Vec<T> v) { return v > T(20) ? splat<T>(T(1)) : sigmoid<T>(v); }
 
 }  // namespace adjcomp

@@ -7,6 +7,7 @@
 // Legend: r row, v vocabulary entry of the block.
 #include <limits>
 
+#include "activations.h"
 #include "arguments.h"
 
 using namespace adjcomp;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "activations.h"
 #include "arguments.h"
 #include "gemm.h"
 
