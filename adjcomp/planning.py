@@ -270,14 +270,14 @@ def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> Cos
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
     rates = device_rates(device)
     model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=request.recording)
-    return calibrated(model, {**request.held.parameters, **request.held.buffers}, request.options)
+    return calibrated(model, request.held, request.options)
 
 
-def calibrated(model: CostModel, state: Mapping[str, torch.Tensor], options: Options) -> CostModel:
+def calibrated(model: CostModel, held: Held, options: Options) -> CostModel:
     """The model with measured times, where a step is long enough to be worth measuring and the options allow it."""
     if options.deterministic or _analytic_seconds(model) < CALIBRATE_FROM_SECONDS:
         return model
-    return replace(model, times=measured_times(model, state))
+    return replace(model, times=measured_times(model, {**held.parameters, **held.buffers}))
 
 
 def _analytic_seconds(model: CostModel) -> float:

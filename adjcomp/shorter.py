@@ -8,6 +8,7 @@ length hardly.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from adjcomp.budget import outside_costs
 from adjcomp.ir.actions import Advance, Forward, Loss, Recompute
@@ -21,7 +22,7 @@ from adjcomp.passes.emit import emit
 from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.schedule.search import build_plan
-from adjcomp.planning import PlanRequest, own_device, recording_policy
+from adjcomp.planning import PlanRequest, calibrated, own_device, recording_policy
 
 NEAR = 0.75  # of the longer sequence: from there on its plan serves although it recomputes
 
@@ -43,6 +44,8 @@ def shortened(request: PlanRequest, longer: Executable) -> Executable | None:
     rates, recording = device_rates(own_device(request.held)), recording_policy(request.options, request.held)
     known, recording = {longer.plan.chunk: longer.programs}, recording if longer.recorded is not None else None
     model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, None, recording, known)
+    times = calibrated(replace(model, seq_len=longer.plan.costs.seq_len), request.held, request.options).times
+    model = replace(model, times=times)
     costs = model(longer.plan.chunk)
     modes = column_modes(longer.plan)[-costs.chunk_count :]
     plan = build_plan(costs, emit(costs, modes), request.budget_bytes, request.device)

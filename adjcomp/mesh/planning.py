@@ -129,7 +129,7 @@ def _form(wanted: RanksRequest, policy: KeepPolicy) -> tuple[CostModel, Residenc
     stack, splits = request.captured.stack, request.captured.splits(policy)
     outside = outside_costs(stack, splits, wanted.whole, request.side_bytes, request.seq_len)
     model = CostModel(stack, splits, request.seq_len, outside, device_rates(own_device(wanted.own)), policy)
-    model = calibrated(model, {**wanted.own.parameters, **wanted.own.buffers}, request.options)
+    model = calibrated(model, wanted.own, request.options)
     own = layer_residency(stack, splits, wanted.whole, wanted.optimizer, request.side_bytes, request.seq_len)
     return model, with_outputs_everywhere(own)
 

@@ -1,6 +1,7 @@
 """How near a plan's predictions come on this computer: seconds and peak bytes of a step at five budgets, after calibration.
 
     python tests/benchmarks/predictions.py            # about a minute on two quiet cores; writes build/predictions.json
+    python tests/benchmarks/predictions.py --busy     # on one thread, in seconds of CPU: where others are at work
 
 One model, planned for four multiples of its smallest budget and for as much as it can use. Tiles are timed once for all budgets;
 timings that an earlier run left in the cache folder (`calibration`) are used again. A step's seconds are the median of some steps
@@ -13,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 from models import Workload
 
 import adjcomp
@@ -38,7 +41,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=3, help="measured steps a budget, after one that is not")
+    parser.add_argument("--busy", action="store_true", help="one thread, and seconds of CPU instead of the clock on the wall")
     options = parser.parse_args()
+    if options.busy:
+        torch.set_num_threads(1)
+        time.perf_counter = time.process_time  # also what calibration and the figures of a step read
     workload = Workload(options.width, options.layers, options.tokens, "predictions")
     print(f"{'budget':>12} {'chunk':>6} {'predicted s':>12} {'measured s':>11} {'off':>8} {'peak off by':>12}", flush=True)
     rows = []
