@@ -47,7 +47,10 @@ class Step:
         self.executable = executable
         self.tracker = tracker
         self.exchange = exchange
-        self.tiles = Tiles(executable, inputs, tracker, next(iter(inputs.state.values())).device, recordings)
+        device = next(iter(inputs.state.values())).device if exchange is None else exchange.link.device
+        self.tiles = Tiles(executable, inputs, tracker, device, recordings)
+        if exchange is not None and exchange.wholes is not None:
+            exchange.wholes.caches.append(self.tiles.parameters)
         self.actions = executable.plan.actions if exchange is None else exchange.part.actions
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.streams = streams_of(self.tiles.device)

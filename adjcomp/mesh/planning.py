@@ -20,7 +20,9 @@ from adjcomp.passes.joint import KeepPolicy
 from adjcomp.planning import PlanRequest, calibrated, make_executable, own_device
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.mesh.link import Link
-from adjcomp.runtime.mesh.sharded import is_sharded, part_bytes
+from adjcomp.runtime.mesh.sharded import is_sharded, part_bytes, shardings_of
+from adjcomp.runtime.mesh.wholes import most_gathered
+from adjcomp.runtime.values import accumulation_dtype
 
 HOST_LINK = MachineLink(bandwidth=1.5e9, latency=1e-4)  # Gloo between processes of one computer
 _PLAN, _ERROR = b"P", b"E"
@@ -66,10 +68,10 @@ def plan_for_ranks(wanted: RanksRequest) -> Plan:
 def stand_ins(held: Held, accumulated: bool) -> Held:
     """The same tensors without memory; with gradients where they are accumulated, whichever rank has them.
 
-    A sharded parameter is whole here, as it is during a step; its part and that of its gradient are beside it.
+    A sharded parameter is whole here, as it is during a step; its part and its rows of the gradient are beside it.
     """
     parameters: dict[str, torch.Tensor] = {}
-    beside = {name: 2 * part_bytes([p]) for name, p in held.parameters.items() if is_sharded(p)}
+    beside = {name: part_bytes([p]) + _rows_bytes(p) for name, p in held.parameters.items() if is_sharded(p)}
     for name, parameter in held.parameters.items():
         made = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         made = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
@@ -87,6 +89,11 @@ def beside_parts(parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
         for name, parameter in parameters.items()
         if is_sharded(parameter)
     }
+
+
+def _rows_bytes(parameter: torch.Tensor) -> int:
+    """Bytes of this rank's rows of a gradient while they are added up."""
+    return part_bytes([parameter]) // parameter.element_size() * accumulation_dtype(parameter.dtype).itemsize
 
 
 def machine_of(own: Device, ranks: Sequence[int]) -> Machine:
@@ -131,7 +138,23 @@ def _form(wanted: RanksRequest, policy: KeepPolicy) -> tuple[CostModel, Residenc
     model = CostModel(stack, splits, request.seq_len, outside, device_rates(own_device(wanted.own)), policy)
     model = calibrated(model, wanted.own, request.options)
     own = layer_residency(stack, splits, wanted.whole, wanted.optimizer, request.side_bytes, request.seq_len)
-    return model, with_outputs_everywhere(own)
+    shardings = shardings_of(wanted.own.parameters)
+    rooms = {name: sharding.room_bytes(wanted.own.parameters[name].dtype) for name, sharding in shardings.items()}
+    return model, with_outputs_everywhere(gathered_by_layer(own, rooms, len(wanted.layout.ranks)))
+
+
+def gathered_by_layer(residency: Residency, rooms: Mapping[str, int], ranks: int) -> Residency:
+    """Sharded parameters are whole a few layers at a time. rooms: bytes of each whole by name."""
+    if not rooms:
+        return residency
+    owned = [{item.name for item in layer if item.kind == "parameters"} & rooms.keys() for layer in residency.layers]
+    most = most_gathered([{name: rooms[name] for name in names} for names in owned], ranks)
+    whole = Item("wholes", "parameters", most, False)
+
+    def left(layer: tuple[Item, ...]) -> tuple[Item, ...]:
+        return (*(item for item in layer if item.kind != "parameters" or item.name not in rooms), whole)
+
+    return Residency(tuple(left(layer) for layer in residency.layers))
 
 
 def with_outputs_everywhere(residency: Residency) -> Residency:

@@ -69,8 +69,8 @@ class _Writer:
         """Make the residual chunks that the VJPs of a layer read, and run those."""
         for chunks, pieces in self.groups:
             for piece in pieces[layer]:
-                for chunk in chunks:
-                    for advanced in range(piece.first, piece.end):
+                for advanced in range(piece.first, piece.end):  # layer by layer, as sharded parameters are gathered
+                    for chunk in chunks:
                         self._do(Recompute(advanced, chunk, False))
         if layer < self.problem.bottom:
             return

@@ -14,10 +14,11 @@ from adjcomp.ir.actions import Action
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 from adjcomp.runtime.memory import StorageTracker
-from adjcomp.runtime.mesh.link import Circle, Link
+from adjcomp.runtime.mesh.link import Link
 from adjcomp.runtime.mesh.part import Part, Spec
 from adjcomp.runtime.mesh.sharded import Sharding, like_parameter, local_part
 from adjcomp.runtime.mesh.waiting import Ticket
+from adjcomp.runtime.mesh.wholes import Wholes, circle_of
 from adjcomp.runtime.values import Held, StepGradients, StepInputs, StepOutputs, Tensor
 
 
@@ -35,6 +36,8 @@ class Exchange:
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     sharded: Mapping[str, Tensor] = field(default_factory=dict)
     active_top: int = -1
+    wholes: Wholes | None = None  # gathers sharded parameters layer by layer, in plans that take one layer after the other
+    _scattered: dict[str, Tensor] = field(default_factory=dict)  # this rank's rows of gradients that are added up
     _coming: dict[Value, Ticket] = field(default_factory=dict)
     _leaving: dict[Value, list[Ticket]] = field(default_factory=dict)
     _summing: list[Ticket] = field(default_factory=list)
@@ -52,15 +55,22 @@ class Exchange:
                 watch.fail(watch.own, f"rank {watch.own} raised {type(error).__name__}: {error}")
 
     def gather(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters and buffers with the wholes of those that ranks have in parts: gathered once, for both directions."""
+        """Parameters and buffers with the wholes of those that ranks have in parts.
+
+        A plan of several devices goes through layer after layer, and wholes come and go with them. One device goes through chunk
+        after chunk: its wholes are gathered once, for both directions.
+        """
+        executable = self.part.executable
+        if self.shardings and len(executable.plan.shares) > 1:
+            names = tuple(tuple(n for n in layer.parameters if n in self.shardings) for layer in executable.stack.layers)
+            self.wholes = Wholes(self.link, self.tracker, self.part.passes, names, self.shardings, state)
+            return self.wholes.state
         whole, coming = dict(state), []
         for name, sharding in self.shardings.items():
             own = local_part(state[name])
             room = sharding.room(own.dtype, own.device)
             self.tracker.track(room)
-            ranks = sharding.ranks
-            circle = Circle(f"parts {ranks} {sharding.dimension}", ranks, sharding.group, sharding.group)
-            coming.append(self.link.gather([(room, sharding.padded(own))], circle, f"the parts of {name}"))
+            coming.append(self.link.gather([(room, sharding.padded(own))], circle_of(sharding), f"the parts of {name}"))
             whole[name] = room[: sharding.shape[0]]
         for ticket in coming:
             self.link.wait(ticket)
@@ -70,7 +80,9 @@ class Exchange:
         """Gradients of sharded parameters as this rank's part of them; the wholes go one by one."""
         for name, sharding in self.shardings.items():
             whole = gradients.get(name)
-            if whole is not None:
+            if whole is not None and name in self._scattered:
+                gradients[name] = like_parameter(self._scattered.pop(name), self.sharded[name])
+            elif whole is not None:
                 gradients[name] = like_parameter(sharding.own_rows(whole), self.sharded[name])
                 del whole
         return gradients
@@ -79,8 +91,11 @@ class Exchange:
         """Wait for what an action reads. RankError where a rank has failed."""
         self.link.watch.moved()
         self.link.watch.check()
+        costs = self.part.executable.plan.costs
+        if self.wholes is not None:
+            self.wholes.before(action, costs.head)
         if self._coming:
-            for value in action.reads(self.part.executable.plan.costs):
+            for value in action.reads(costs):
                 self._arrive(value)
 
     def drop(self, value: Value) -> None:
@@ -108,13 +123,28 @@ class Exchange:
     def add(self, action: Sum | SumTied, gradients: Mapping[str, Tensor]) -> None:
         """Begin to add up gradients over the devices that have them."""
         names = [name for name in self.part.summed(action) if name in gradients]
-        if names:
-            parts = [_summable(gradients[name]) for name in names]
-            self.link.traffic.summed += sum(part.numel() * part.element_size() for part in parts)
-            self._summing.append(self.link.total(parts, self.part.holders(action), f"the gradient of {names[0]}"))
+        holders = self.part.holders(action)
+        cut = [name for name in names if name in self.shardings and self._is_cut_evenly(self.shardings[name], holders)]
+        self.link.traffic.summed += sum(gradients[name].numel() * gradients[name].element_size() for name in names)
+        for name in cut:
+            whole, sharding = _summable(gradients[name]), self.shardings[name]
+            rows = whole.new_empty((sharding.rows, *whole.shape[1:]))
+            self.tracker.track(rows)
+            self._scattered[name] = rows
+            self._summing.append(self.link.scattered([(rows, whole)], circle_of(sharding), f"the gradient of {name}"))
+        parts = [_summable(gradients[name]) for name in names if name not in cut]
+        if parts:
+            self._summing.append(self.link.total(parts, holders, f"the gradient of {names[0]}"))
+
+    def _is_cut_evenly(self, sharding: Sharding, holders: tuple[int, ...]) -> bool:
+        """Whether the ranks that add a gradient up are those that have equal parts of it."""
+        ranks = tuple(self.link.circle.ranks[device] for device in holders)
+        return ranks == sharding.ranks and sharding.rows * len(ranks) == sharding.shape[0]
 
     def complete_outputs(self, outputs: StepOutputs) -> None:
         """Give every rank the loss sums, per-token outputs and final states: a rank has its own part of them and else zeros."""
+        if self.wholes is not None:
+            self.wholes.finish_forward()
         for k, layer in enumerate(self.part.executable.stack.layers):
             for info in layer.carries:
                 if info.final is not None and k not in self.part.ends:
@@ -133,7 +163,8 @@ class Exchange:
         outside = [_summable(g) for g in (*sides, *initial) if g is not None]
         if outside:
             self.link.wait(self.link.total(outside, self._everyone(), "the gradients of the inputs"))
-        mean = self.link.average([_summable(g) for g in (*found.parameters.values(), *sides, *initial) if g is not None])
+        own = [self._scattered.get(name, gradient) for name, gradient in found.parameters.items()]
+        mean = self.link.average([_summable(g) for g in (*own, *sides, *initial) if g is not None])
         if mean is not None:
             self.link.wait(mean)
         return StepGradients(self._in_parts(found.parameters), sides, initial)

@@ -102,14 +102,26 @@ class Link:
             circle.name, circle.ranks, "the gradients of other replicas", lambda: [self._sum(p, circle.tensors) for p in parts]
         )
 
-    def gather(self, pairs: Sequence[tuple[Tensor, Tensor]], circle: Circle, what: str) -> Ticket:
-        """Begin to fill the first tensor of each pair with the second ones of all ranks of a circle, along dimension 0."""
+    def scattered(self, pairs: Sequence[tuple[Tensor, Tensor]], circle: Circle, what: str) -> Ticket:
+        """Begin to fill the first tensor of each pair with this rank's rows of the second, added up over a circle's ranks."""
+        count = len(circle.ranks)
+
+        def start() -> list[Any]:
+            return [dist.reduce_scatter(to, list(own.chunk(count)), group=circle.tensors, async_op=True) for to, own in pairs]
+
+        return self._meet(circle.name, circle.ranks, what, start)
+
+    def gather(self, pairs: Sequence[tuple[Tensor, Tensor]], circle: Circle, what: str, *, ahead: bool = False) -> Ticket:
+        """Begin to fill the first tensor of each pair with the second ones of all ranks of a circle, along dimension 0.
+
+        ahead: this rank has other work until it waits for the ticket.
+        """
         count = len(circle.ranks)
 
         def start() -> list[Any]:
             return [dist.all_gather(list(to.chunk(count)), own, group=circle.tensors, async_op=True) for to, own in pairs]
 
-        return self._meet(circle.name, circle.ranks, what, start)
+        return self._meet(circle.name, circle.ranks, what, start, ahead=ahead)
 
     def agree(self, own: Tensor, circle: Circle, what: str) -> list[Tensor]:
         """The small tensors of all ranks of a circle, on the host."""
@@ -147,12 +159,21 @@ class Link:
         return dist.all_reduce(part, group=group, async_op=True)
 
     def _meet(
-        self, name: str, ranks: Sequence[int], what: str, start: Callable[[], list[Any]], *, on_host: bool = False
+        self,
+        name: str,
+        ranks: Sequence[int],
+        what: str,
+        start: Callable[[], list[Any]],
+        *,
+        on_host: bool = False,
+        ahead: bool = False,
     ) -> Ticket:
         self.watch.come(name)
-        return self._ticket(name, start, Ticket(f"{EVERYONE}{name}", tuple(ranks), what), on_host=on_host)
+        return self._ticket(name, start, Ticket(f"{EVERYONE}{name}", tuple(ranks), what), on_host=on_host, ahead=ahead)
 
-    def _ticket(self, way: str, start: Callable[[], list[Any]], ticket: Ticket, *, on_host: bool = False) -> Ticket:
+    def _ticket(
+        self, way: str, start: Callable[[], list[Any]], ticket: Ticket, *, on_host: bool = False, ahead: bool = False
+    ) -> Ticket:
         """Start a transfer and see that somebody waits for it. RankError where the other side is gone already."""
         try:
             works = start()
@@ -163,8 +184,9 @@ class Link:
                 self._waiters[way] = Waiter(f"adjcomp-{way}")
             self._waiters[way].add(works, ticket)
             return ticket
-        for work in works:
-            work.wait()  # orders the current stream after the transfer; the host goes on
+        ticket.works.extend(works)
+        while ticket.works and not ahead:
+            ticket.works.pop(0).wait()  # orders the current stream after the transfer; the host goes on
         ticket.done.set()
         return ticket
 

@@ -14,6 +14,7 @@ from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.ir.transfers import Sum, SumTied
 from adjcomp.ir.values import Kind, Value
+from adjcomp.runtime.mesh.passes import Layers, common_passes
 
 _KINDS = tuple(Kind)
 _TAGS = 1 << 30
@@ -54,6 +55,11 @@ class Part:
         """Layers with a Sum, in the order that all devices follow."""
         planned = [action.layer for action in self.executable.plan.actions if isinstance(action, Sum)]
         return tuple(dict.fromkeys(planned)) or tuple(sorted({layers[0] for layers in self.users.values()}, reverse=True))
+
+    @cached_property
+    def passes(self) -> tuple[Layers, Layers]:
+        """The layers that the devices come by, before the Turn and after it: see `common_passes`."""
+        return common_passes(self.executable.plan)
 
     @cached_property
     def digest(self) -> str:

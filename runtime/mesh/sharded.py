@@ -5,6 +5,7 @@ A parameter of n rows on g ranks is cut into g parts of ⌈n / g⌉ rows, the la
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class Sharding:
     def room(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Room for all parts, one after the other: the whole, and what the last parts lack."""
         return torch.empty((self.rows * len(self.ranks), *self.shape[1:]), dtype=dtype, device=device)
+
+    def room_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of that room."""
+        return self.rows * len(self.ranks) * math.prod(self.shape[1:]) * dtype.itemsize
 
     def padded(self, part: Tensor) -> Tensor:
         """A part of full length."""

@@ -22,13 +22,14 @@ LONG = timedelta(days=1)  # the caller's patience ends a wait, not the transport
 
 @dataclass
 class Ticket:
-    """A transfer or a meeting under way."""
+    """A transfer or a meeting under way. works: on an accelerator, what the stream that needs it still has to wait for."""
 
     waits: str  # as `Watch.waiting` takes it
     members: Sequence[int]  # global ranks that take part
     what: str  # "x[3,7] from rank 1"
     done: threading.Event = field(default_factory=threading.Event)
     error: RuntimeError | None = None
+    works: list[Any] = field(default_factory=list)
 
 
 def done_ticket(what: str) -> Ticket:
@@ -84,6 +85,8 @@ def wait_for(ticket: Ticket, watch: Watch) -> None:
             watch.arrived()
     if ticket.error is not None:
         raise broken(ticket, watch, ticket.error) from ticket.error
+    while ticket.works:
+        ticket.works.pop(0).wait()
 
 
 def broken(ticket: Ticket, watch: Watch, error: RuntimeError) -> RankError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mesh_sharded import Trained, refused, trained
+from mesh_sharded import Gathered, Trained, gathered, refused, trained
 from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -34,6 +34,21 @@ def test_sharded_models_train_as_plain_ones(
         assert row.measured <= row.budget, row
         assert row.parts < row.whole, row
     assert sum(row.parts for row in rows) >= rows[0].whole
+
+
+@pytest.mark.parametrize(
+    ("count", "tight"), [(2, False), pytest.param(2, True, marks=pytest.mark.slow), pytest.param(3, True, marks=pytest.mark.slow)]
+)
+def test_wholes_come_and_go_with_their_layers(count: int, tight: bool) -> None:
+    ended = run_ranks(count, gathered, tight, seconds=280)
+    assert [end.error for end in ended] == [""] * count
+    for end in ended:
+        row: Gathered = end.result
+        assert row.distance <= 1e-10, row
+        assert row.parameters < 0.6 * row.whole, row
+        assert row.measured <= row.predicted <= row.budget, row
+        assert tight or all(times <= 2 for times in row.begun.values()), row  # once for each direction
+    assert all(end.result.begun == ended[0].result.begun for end in ended)
 
 
 def test_what_cannot_be_run_is_refused() -> None:

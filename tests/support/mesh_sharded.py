@@ -14,8 +14,10 @@ from torch.distributed.fsdp import fully_shard
 import adjcomp
 from adjcomp import distributed
 from adjcomp.runtime.mesh.sharded import is_sharded
+from adjcomp.runtime.mesh.wholes import Wholes
 
 SPEC = StackSpec((BlockSpec("selective"), BlockSpec("ssd", mlp=True)), loss="shifted")
+DEEP = StackSpec((BlockSpec("selective"), BlockSpec("diagonal", mlp=True)) * 4, width=8, tied=True, loss="shifted")
 STEPS = 2
 
 
@@ -37,8 +39,8 @@ class Trained:
     whole: int  # bytes of all parameters
 
 
-def _sharded(mesh: DeviceMesh) -> GeneratedStack:
-    model = build(SPEC)
+def _sharded(mesh: DeviceMesh, spec: StackSpec = SPEC) -> GeneratedStack:
+    model = build(spec)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -83,6 +85,53 @@ def trained(rank: int, shape: tuple[int, ...], names: tuple[str, ...], over: tup
     parts = sum(p.to_local().numel() * p.element_size() for p in model.parameters())
     figures = stats.measured_peak_bytes, stats.predicted_peak_bytes, stats.budget_bytes
     return Trained(distance, apart, kept, *losses, *figures, parts, whole)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a rank found. distance: of its gradients to plain autograd's; begun: gathers of each layer; parameters: bytes of whole
+    parameters that the plan has room for, of all that there are: `whole`.
+    """
+
+    distance: float
+    begun: dict[int, int]
+    parameters: int
+    whole: int
+    measured: int
+    predicted: int
+    budget: int
+
+
+def gathered(rank: int, tight: bool) -> Gathered:
+    """A step of a deeper model sharded over time."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("time",))
+    model, plain, run = _sharded(mesh, DEEP), build(DEEP), call_of(DEEP, CallSpec(1, 26, 1, 3))
+    options = adjcomp.Options(collective_timeout_seconds=60.0)
+    budget = None
+    if tight:
+        try:
+            run(adjcomp.compile(model, 64, mesh=mesh, chunk=3, options=options))
+        except adjcomp.BudgetError as error:
+            budget = error.minimum_bytes
+    begun: dict[int, int] = {}
+    begin = Wholes._begin
+
+    def counted(wholes: Wholes, layer: int) -> None:
+        if any(name not in wholes._tickets for name in wholes.names[layer]):
+            begun[layer] = begun.get(layer, 0) + 1
+        begin(wholes, layer)
+
+    Wholes._begin = counted  # type: ignore[method-assign]
+    compiled = adjcomp.compile(model, budget, mesh=mesh, chunk=3, options=options)
+    run(compiled).backward()
+    run(plain).backward()
+    found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
+    wanted = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    plan, stats = compiled.plan, compiled.stats
+    room = max(share.resident_bytes["parameters"] for share in plan.shares)
+    whole = sum(p.numel() * p.element_size() for p in plain.parameters())
+    figures = stats.measured_peak_bytes, stats.predicted_peak_bytes, stats.budget_bytes
+    return Gathered(mesh_work.distance_of(found, wanted), begun, room, whole, *figures)
 
 
 def refused(rank: int) -> list[str]:
