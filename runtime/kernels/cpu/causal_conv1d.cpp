@@ -10,6 +10,7 @@
 
 #include "activations.h"
 #include "arguments.h"
+#include "sums.h"
 
 using namespace adjcomp;
 
@@ -22,8 +23,9 @@ constexpr int kMostWidth = 64;
 
 struct Arguments {  // mirrors Arguments of causal_conv1d.py
   int64_t batch, steps, channels, width, silu, threads;
-  Matrix x, y, dy, dx, tail, dtail_last, dtail;
-  void *taps, *bias, *dtaps;  // taps: (W, channels); dtaps: (batch, blocks, W + 1, channels), the bias's cotangent last
+  Matrix x, y, dy, dx, tail, tail_last, dtail_last, dtail;
+  void *weight, *bias, *dweight, *dbias;  // weight, dweight: (channels, W)
+  void *taps, *dtaps;  // scratch: (W, channels), and for each task (W + 1, channels), the bias's cotangent last
 };
 
 // The channels d .. d + count - 1. All: they fill a vector, so that no code of the inner loops may call memcpy, which would cost them
@@ -241,12 +243,32 @@ template <class T, int W> void task(const Arguments& a, bool backward, int64_t n
   const int64_t first = block * kBlock, last = std::min(a.steps, first + kBlock), sums = (a.width + 1) * a.channels;
   if (!backward) return forward<T, W>(a, b, first, last);
   T* dtaps = a.dtaps ? static_cast<T*>(a.dtaps) + number * sums : nullptr;
-  if (dtaps) std::fill_n(dtaps, sums, T(0));
   Vjp<T, W>(a, b, dtaps).run(first, last);
 }
 
-template <class T> void run(const Arguments& a, bool backward) {
-  const int64_t tasks = a.batch * ((a.steps + kBlock - 1) / kBlock);
+// The last W - 1 rows of the tail and x together.
+template <class T> void write_tail(const Arguments& a) {
+  for (int64_t b = 0; b < a.batch && a.tail_last.data; ++b) {
+    const Sequence<T, 0> q(a, b);
+    for (int64_t i = 0; i < a.width - 1; ++i)
+      std::copy_n(q.input(a.steps - (a.width - 1) + i), a.channels, rows<T>(a.tail_last, b, i, 0).first);
+  }
+}
+
+template <class T> void write_sums(const Arguments& a, const T* sums) {
+  for (int64_t d = 0; d < a.channels; ++d) {
+    for (int64_t w = 0; w < a.width && a.dweight; ++w) static_cast<T*>(a.dweight)[d * a.width + w] = sums[w * a.channels + d];
+    if (a.dbias) static_cast<T*>(a.dbias)[d] = sums[a.width * a.channels + d];
+  }
+}
+
+template <class T> void run(const Arguments& given, bool backward) {
+  Arguments a = given;
+  const int64_t tasks = a.batch * ((a.steps + kBlock - 1) / kBlock), sums = (a.width + 1) * a.channels;
+  std::vector<T> taps(a.width * a.channels), dtaps(a.dweight || a.dbias ? tasks * sums : 0), total(dtaps.empty() ? 0 : sums);
+  for (int64_t d = 0; d < a.channels; ++d)
+    for (int64_t w = 0; w < a.width; ++w) taps[w * a.channels + d] = static_cast<const T*>(a.weight)[d * a.width + w];
+  a.taps = taps.data(), a.dtaps = dtaps.empty() ? nullptr : dtaps.data();
 #pragma omp parallel for num_threads(int(std::min(a.threads, tasks))) schedule(static)
   for (int64_t number = 0; number < tasks; ++number) {
     if (a.width <= kWidth)
@@ -254,12 +276,15 @@ template <class T> void run(const Arguments& a, bool backward) {
     else
       task<T, 0>(a, backward, number);
   }
+  write_tail<T>(a);
+  if (dtaps.empty()) return;
+  add_up(dtaps.data(), tasks, sums, total.data());
+  write_sums<T>(a, total.data());
 }
 
 }  // namespace
 
 extern "C" {
-int64_t block_steps() { return kBlock; }
 int64_t most_width() { return kMostWidth; }
 void forward_float32(const Arguments* a) { run<float>(*a, false); }
 void forward_float64(const Arguments* a) { run<double>(*a, false); }

@@ -10,7 +10,7 @@ from torch import Tensor
 from adjcomp.ops.library import state_dtype
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 from adjcomp.runtime.kernels.cpu import chunked_conv
-from adjcomp.runtime.kernels.cpu.native import Matrix, dense, load, required, rows, run, suffix, threads_for
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense, load, rows, run, suffix, threads_for
 
 
 class Arguments(ctypes.Structure):
@@ -18,8 +18,9 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "steps", "channels", "width", "silu", "threads")),
-        *((name, Matrix) for name in ("x", "y", "dy", "dx", "tail", "dtail_last", "dtail")),
-        *((name, ctypes.c_void_p) for name in ("taps", "bias", "dtaps")),
+        *((name, Matrix) for name in ("x", "y", "dy", "dx", "tail", "tail_last", "dtail_last", "dtail")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "dweight", "dbias")),
+        *((name, ctypes.c_void_p) for name in ("taps", "dtaps")),  # the kernel's own
     )
 
 
@@ -41,20 +42,9 @@ def _common(
         "threads": threads_for(x.numel()),
         "x": rows(x, wide),
         "tail": dense(tail, wide) if weight.shape[1] > 1 else None,
-        "taps": dense(weight.mT, wide),
+        "weight": dense(weight, wide),
         "bias": dense(bias, wide),
     }
-
-
-def last_rows(x: Tensor, tail: Tensor | None, count: int, wide: torch.dtype) -> Tensor:
-    """The last `count` rows of the tail (zeros when None) followed by x, (B, count, D)."""
-    new = x[:, max(0, x.shape[1] - count) :].to(wide)
-    missing = count - new.shape[1]
-    if missing == 0:
-        return new.clone(memory_format=torch.contiguous_format)
-    shape = (x.shape[0], missing, x.shape[2])
-    old = torch.zeros(shape, dtype=wide, device=x.device) if tail is None else tail[:, tail.shape[1] - missing :].to(wide)
-    return torch.cat([old, new], 1)
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor | None, silu: bool) -> tuple[Tensor, Tensor]:
@@ -63,8 +53,10 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor |
         return chunked_conv.causal_conv1d(x, weight, bias, tail, silu)
     wide = state_dtype(x, weight, bias, tail)
     y = x.new_empty(x.shape, dtype=wide)
-    run("causal_conv1d", f"forward_{suffix(wide)}", Arguments, {**_common(x, weight, bias, tail, silu, wide), "y": y})
-    return y.to(x.dtype), last_rows(x, tail, weight.shape[1] - 1, wide)
+    tail_last = x.new_empty((x.shape[0], weight.shape[1] - 1, x.shape[2]), dtype=wide)
+    values = {"y": y, "tail_last": tail_last if weight.shape[1] > 1 else None}
+    run("causal_conv1d", f"forward_{suffix(wide)}", Arguments, {**_common(x, weight, bias, tail, silu, wide), **values})
+    return y.to(x.dtype), tail_last
 
 
 def causal_conv1d_vjp(
@@ -81,20 +73,18 @@ def causal_conv1d_vjp(
     if not _has_kernel(x, weight):
         return chunked_conv.causal_conv1d_vjp(dy, dtail_last, x, weight, bias, tail, silu, mask)
     wide, width = state_dtype(x, weight, bias, tail), weight.shape[1]
-    blocks = -(-x.shape[1] // required("causal_conv1d").block_steps())
     dx = x.new_empty(x.shape, dtype=wide) if mask[0] else None
-    dtaps = x.new_empty((x.shape[0], blocks, width + 1, x.shape[2]), dtype=wide) if mask[1] or mask[2] else None
+    dweight = x.new_empty(weight.shape, dtype=wide) if mask[1] else None
+    dbias = x.new_empty(bias.shape, dtype=wide) if mask[2] and bias is not None else None
     dtail = None if not mask[3] or tail is None else x.new_zeros(tail.shape, dtype=wide)
     values = {
         **_common(x, weight, bias, tail, silu, wide),
         "dy": None if dy is None else rows(dy, wide),
         "dtail_last": None if dtail_last is None or width == 1 else dense(dtail_last, wide),
         "dx": dx,
-        "dtaps": dtaps,
+        "dweight": dweight,
+        "dbias": dbias,
         "dtail": dtail if width > 1 else None,
     }
     run("causal_conv1d", f"vjp_{suffix(wide)}", Arguments, values)
-    total = None if dtaps is None else dtaps.sum((0, 1))
-    dweight = None if total is None else total[:width].mT.contiguous()
-    dbias = None if total is None else total[width].clone()
     return tuple(cast_like([dx, dweight, dbias, dtail], [x, weight, bias, tail], mask))

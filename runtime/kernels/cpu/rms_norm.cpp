@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "sums.h"
 
 using namespace adjcomp;
 
@@ -18,7 +19,7 @@ struct Arguments {  // mirrors Arguments of rms_norm.py
   int64_t count, channels, threads;
   double eps;
   Matrix x, y, dy, dresidual, dx;
-  void *weight, *scale, *dweight;  // scale: (count); dweight: (blocks, channels)
+  void *weight, *scale, *dweight;  // scale: (count); dweight: (channels)
 };
 
 template <class T> struct Norm {
@@ -72,11 +73,11 @@ template <class T> struct Norm {
 template <class T> void run(const Arguments& a, bool backward) {
   const Norm<T> norm(a);
   const int64_t blocks = (a.count + kBlock - 1) / kBlock;
+  std::vector<T> parts(a.dweight ? blocks * a.channels : 0);
 #pragma omp parallel for num_threads(int(std::min(a.threads, blocks))) schedule(static)
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t last = std::min(a.count, (block + 1) * kBlock);
-    T* dweight = a.dweight ? static_cast<T*>(a.dweight) + block * a.channels : nullptr;
-    if (dweight) std::fill_n(dweight, a.channels, T(0));
+    T* dweight = a.dweight ? parts.data() + block * a.channels : nullptr;
     for (int64_t r = block * kBlock; r < last; ++r) {
       if (backward)
         norm.vjp(r, dweight);
@@ -84,12 +85,12 @@ template <class T> void run(const Arguments& a, bool backward) {
         norm.forward(r);
     }
   }
+  if (a.dweight) add_up(parts.data(), blocks, a.channels, static_cast<T*>(a.dweight));
 }
 
 }  // namespace
 
 extern "C" {
-int64_t block_rows() { return kBlock; }
 void forward_float32(const Arguments* a) { run<float>(*a, false); }
 void forward_float64(const Arguments* a) { run<double>(*a, false); }
 void vjp_float32(const Arguments* a) { run<float>(*a, true); }

@@ -9,7 +9,7 @@ from torch import Tensor
 from adjcomp.ops.library import state_dtype
 from adjcomp.runtime.kernels.arithmetic import Mask
 from adjcomp.runtime.kernels.cpu import torch_norm
-from adjcomp.runtime.kernels.cpu.native import Matrix, dense, load, required, rows, run, suffix, threads_for
+from adjcomp.runtime.kernels.cpu.native import Matrix, dense, load, rows, run, suffix, threads_for
 
 
 class Arguments(ctypes.Structure):
@@ -52,9 +52,8 @@ def rms_norm_vjp(
     """Cotangents of x, with `dresidual` added, and of weight."""
     if not _is_native(x):
         return torch_norm.rms_norm_vjp(dy, dresidual, x, weight, scale, mask)
-    blocks = -(-scale.numel() // required("rms_norm").block_rows())
     dx = x.new_empty(x.shape) if mask[0] else None
-    dweight = x.new_empty((blocks, x.shape[-1])) if mask[1] and weight is not None else None
+    dweight = x.new_empty(x.shape[-1:]) if mask[1] and weight is not None else None
     values = {
         "x": _matrix(x),
         "dy": _matrix(dy),
@@ -66,4 +65,4 @@ def rms_norm_vjp(
         **_sizes(x),
     }
     run("rms_norm", f"vjp_{suffix(x.dtype)}", Arguments, values)
-    return dx, None if dweight is None else dweight.sum(0)
+    return dx, dweight

@@ -17,7 +17,7 @@ struct Arguments {  // mirrors Arguments of selective_scan.py; pointers are null
   int64_t batch, steps, channels, states, groups, threads, softplus;
   Matrix x, dt, B, C, z, y, dy, dx, ddt, dz;
   void *A, *D, *bias, *h0, *h_last, *kept, *dh_last;
-  void *dA, *dB, *dC, *dD, *dbias, *dh0;  // dB, dC: (batch, groups, time, n); dA, dD, dbias: one per batch
+  void *dA, *dB, *dC, *dD, *dbias, *dh0;  // dA, dD, dbias: one per batch; dB, dC of tasks: (batch, groups, time, n)
 };
 
 // Where a block is: `steps` steps from t0, `count` channels from d0.

@@ -105,18 +105,19 @@ def selective_scan_vjp(
     timed = rows_of(wide, {"x": x, "dt": dt, "B": B, "C": C, "z": z, "dy": dy})
     plain = dense_of(wide, {"A": A, "D": D, "bias": dt_bias, "dh_last": dh_last, "kept": states})
     run("selective_scan", f"vjp_{suffix(wide)}", Arguments, {**sizes, **timed, **plain, **grads})
-    summed = [_total(grads[name], axis) for name, axis in _SUMS.items()]
+    parameters = {name: _total(grads[name]) for name in _PER_BATCH}
+    summed = [parameters.get(name, grads[name]) for name in _GRADS]
     return (*cast_like(summed, [*inputs], mask[:8]), grads["dh0"])
 
 
-# The axis over which the kernel left partial sums: one per batch for parameters, one per group of channels for B and C.
-_SUMS = {"dx": None, "ddt": None, "dA": 0, "dB": 1, "dC": 1, "dD": 0, "dz": None, "dbias": 0}
+_GRADS = ("dx", "ddt", "dA", "dB", "dC", "dD", "dz", "dbias")
+_PER_BATCH = ("dA", "dD", "dbias")  # of which the kernel leaves one per batch
 
 
-def _total(partial: Tensor | None, axis: int | None) -> Tensor | None:
-    if partial is None or axis is None:
-        return partial
-    return partial.squeeze(axis) if partial.shape[axis] == 1 else partial.sum(axis)
+def _total(parts: Tensor | None) -> Tensor | None:
+    if parts is None:
+        return None
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0)
 
 
 def _outputs(sizes: dict[str, int], x: Tensor, wide: torch.dtype, wanted: list[bool]) -> dict[str, Tensor | None]:
@@ -126,8 +127,8 @@ def _outputs(sizes: dict[str, int], x: Tensor, wide: torch.dtype, wanted: list[b
         "dx": (batch, steps, channels),
         "ddt": (batch, steps, channels),
         "dA": (batch, channels, states),
-        "dB": (batch, sizes["groups"], steps, states),
-        "dC": (batch, sizes["groups"], steps, states),
+        "dB": (batch, steps, states),
+        "dC": (batch, steps, states),
         "dD": (batch, channels),
         "dz": (batch, steps, channels),
         "dbias": (batch, channels),
