@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from adjcomp.budget import Held, outside_costs
+from adjcomp.budget import SHARDS, Held, outside_costs
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.residency import Item, Residency
 from adjcomp.machine import Device, Machine, profile_links
@@ -140,19 +140,24 @@ def _form(wanted: RanksRequest, policy: KeepPolicy) -> tuple[CostModel, Residenc
     own = layer_residency(stack, splits, wanted.whole, wanted.optimizer, request.side_bytes, request.seq_len)
     shardings = shardings_of(wanted.own.parameters)
     rooms = {name: sharding.room_bytes(wanted.own.parameters[name].dtype) for name, sharding in shardings.items()}
-    return model, with_outputs_everywhere(gathered_by_layer(own, rooms, len(wanted.layout.ranks)))
+    rows = {name: _rows_bytes(wanted.own.parameters[name]) for name in rooms}
+    return model, with_outputs_everywhere(gathered_by_layer(own, rooms, rows, len(wanted.layout.ranks)))
 
 
-def gathered_by_layer(residency: Residency, rooms: Mapping[str, int], ranks: int) -> Residency:
-    """Sharded parameters are whole a few layers at a time. rooms: bytes of each whole by name."""
+def gathered_by_layer(residency: Residency, rooms: Mapping[str, int], rows: Mapping[str, int], ranks: int) -> Residency:
+    """Sharded parameters are whole a few layers at a time, and have gone when gradients are added up.
+
+    rooms: bytes of each whole by name. rows: those of this rank's rows of its gradient, which are beside the parts.
+    """
     if not rooms:
         return residency
     owned = [{item.name for item in layer if item.kind == "parameters"} & rooms.keys() for layer in residency.layers]
     most = most_gathered([{name: rooms[name] for name in names} for names in owned], ranks)
-    whole = Item("wholes", "parameters", most, False)
+    room = Item("wholes", "parameters", max(most, sum(rows.values())), False)
 
     def left(layer: tuple[Item, ...]) -> tuple[Item, ...]:
-        return (*(item for item in layer if item.kind != "parameters" or item.name not in rooms), whole)
+        kept = (item for item in layer if item.kind != "parameters" or item.name not in rooms)
+        return (*(replace(i, size=i.size - rows[i.name]) if i.kind == SHARDS else i for i in kept), room)
 
     return Residency(tuple(left(layer) for layer in residency.layers))
 
