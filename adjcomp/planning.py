@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from adjcomp.budget import Held, outside_costs
 from adjcomp.calibration import measured_times
 from adjcomp.errors import BudgetError
-from adjcomp.ir.actions import Recompute
 from adjcomp.ir.costs import TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import HostTier, Plan
@@ -23,7 +22,7 @@ from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.forward_only import forward_plan
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
-from adjcomp.passes.schedule import solve
+from adjcomp.passes.schedule import Search, solve_forms
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.cuda_graphs import LIBRARY_BYTES, can_record
 from adjcomp.units import parse_bytes
@@ -77,20 +76,19 @@ def recording_policy(options: Options, held: Held) -> RecordingPolicy | None:
 
 def _planned(request: PlanRequest) -> Executable:
     """The faster of the plans with full and with lean tiles."""
-    full = _cost_model(request, KeepPolicy.FULL, own_device(request.held))
-    best_model, best = full, _solve_or_none(request, full)
-    if best is None or any(isinstance(action, Recompute) for action in best.actions):
-        lean = _cost_model(request, KeepPolicy.LEAN, own_device(request.held))
-        plan = _solve(request, lean)
-        if best is None or plan.seconds <= best.seconds:
-            best_model, best, other = lean, plan, best
-        else:
-            other = plan
-        best = _with_bound(best, other)
-    best = side_by_side(best, request.options.streams)
-    last = best_model.last_length(best.chunk)
-    programs = best_model.programs(best.chunk), best_model.programs(last)
-    return Executable(request.captured.stack, best, *programs, best_model.recorded(best.chunk))
+    device, models = own_device(request.held), []
+
+    def forms() -> Iterator[CostModel]:
+        for policy in (KeepPolicy.FULL, KeepPolicy.LEAN):
+            models.append(_cost_model(request, policy, device))
+            yield models[-1]
+
+    host = host_tier(request.options, device)
+    search = Search(request.seq_len, request.budget_bytes, request.candidates, request.device, request.options, host)
+    chosen, plan = solve_forms(forms(), search)
+    model, plan = models[chosen], side_by_side(plan, request.options.streams)
+    programs = model.programs(plan.chunk), model.programs(model.last_length(plan.chunk))
+    return Executable(request.captured.stack, plan, *programs, model.recorded(plan.chunk))
 
 
 def make_evaluation(request: PlanRequest) -> Executable:
@@ -161,18 +159,11 @@ def plan_on_machine(request: OfflineRequest) -> Plan:
     models = {policy: _offline_model(request, policy) for policy in KeepPolicy}
     if len(request.machine.devices) > 1:
         return _plan_on_devices(request, models)
-    device = request.machine.devices[0]
-    best: Plan | None = None
-    for policy in (KeepPolicy.FULL, KeepPolicy.LEAN):
-        solved = _solve_offline(request, models[policy], device.name, required=policy is KeepPolicy.LEAN and best is None)
-        if best is None:
-            best = solved
-        elif solved is not None:
-            best = _with_bound(*((solved, best) if solved.seconds < best.seconds else (best, solved)))
-        if best is not None and policy is KeepPolicy.FULL and not any(isinstance(action, Recompute) for action in best.actions):
-            break
-    assert best is not None
-    return side_by_side(best, request.options.streams)
+    device, options = request.machine.devices[0], request.options
+    host = host_tier(options, device)
+    search = Search(request.seq_len, request.budget_bytes, request.candidates, device.name, options, host)
+    _, plan = solve_forms((models[policy] for policy in (KeepPolicy.FULL, KeepPolicy.LEAN)), search)
+    return side_by_side(plan, options.streams)
 
 
 def check_single(options: Options, several: str) -> None:
@@ -235,23 +226,6 @@ def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostMo
     )
 
 
-def _solve_offline(request: OfflineRequest, model: CostModel, device: str, *, required: bool) -> Plan | None:
-    try:
-        return solve(
-            model,
-            seq_len=request.seq_len,
-            budget_bytes=request.budget_bytes,
-            candidates=request.candidates,
-            device=device,
-            options=request.options,
-            host=host_tier(request.options, request.machine.devices[0]),
-        )
-    except BudgetError:
-        if required:
-            raise
-        return None
-
-
 def own_device(held: Held) -> Device:
     """The device that holds the model, described: on an accelerator the nearest known profile serves, found by its name."""
     device = next(iter(held.parameters.values())).device
@@ -285,30 +259,3 @@ def _analytic_seconds(model: CostModel) -> float:
     chunk = min(1024, model.seq_len)
     costs = model(chunk)
     return sum(tile.keep_seconds + tile.adjoint_seconds for tile in costs.layers) * costs.chunk_count
-
-
-def _solve(request: PlanRequest, model: CostModel) -> Plan:
-    return solve(
-        model,
-        seq_len=request.seq_len,
-        budget_bytes=request.budget_bytes,
-        candidates=request.candidates,
-        device=request.device,
-        options=request.options,
-        host=host_tier(request.options, own_device(request.held)),
-    )
-
-
-def _solve_or_none(request: PlanRequest, model: CostModel) -> Plan | None:
-    """The plan, or None where none fits."""
-    try:
-        return _solve(request, model)
-    except BudgetError:
-        return None
-
-
-def _with_bound(plan: Plan, other: Plan | None) -> Plan:
-    """The plan, with a lower bound that holds for both forms of keeping."""
-    if other is None or other.lower_bound_seconds >= plan.lower_bound_seconds:
-        return plan
-    return replace(plan, certificate=replace(plan.certificate, lower_bound_seconds=other.lower_bound_seconds))

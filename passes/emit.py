@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
@@ -23,9 +24,10 @@ class Column:
     actions: tuple[Action, ...]
     chunk: int
 
-    def at(self, chunk: int) -> Iterator[Action]:
+    def at(self, chunk: int) -> list[Action]:
         """The same actions for another chunk."""
-        return (moved(action, chunk, chunk - self.chunk) for action in self.actions)
+        shift = chunk - self.chunk
+        return [moved(action, chunk, shift) for action in self.actions]
 
 
 def emit(costs: StackCosts, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
@@ -95,31 +97,58 @@ def emit_nested(costs: StackCosts, modes: Sequence[ColumnMode], runs: Sequence[R
     each case; the last chunk, which is reversed at once, is a case of its own.
     """
     check_modes(costs, modes)
-    last = costs.chunk_count - 1
-    sweeps = [_Sweep(list(forward_column(costs, chunk, modes[chunk])), chunk, True) for chunk in range(last)]
-    turn = [*forward_column(costs, last, modes[last]), Turn(0, costs.head), *backward_column(costs, last, modes[last])]
-    sweeps.append(_Sweep(turn, last, False))
-    advanced = [k for k in range(costs.head + 1) if any(has_carry(costs.tile(j, 0)) for j in range(k, costs.head + 1))]
+    last, nothing = costs.chunk_count - 1, ColumnMode(0)
+    sweeps = [_Sweep(SweepKind.FORWARD, chunk, modes[chunk]) for chunk in range(last)]
+    sweeps.append(_Sweep(SweepKind.TURN, last, modes[last]))
     for run in runs[1:]:
-        steps = range(run.first, run.end)
-        sweeps += [_Sweep([Advance(layer, chunk) for layer in advanced], chunk, True) for chunk in steps]
+        sweeps += [_Sweep(SweepKind.ADVANCE, chunk, nothing) for chunk in range(run.first, run.end)]
         if run.first == run.end:
-            sweeps.append(_Sweep(list(backward_column(costs, run.first, modes[run.first])), run.first, False))
-    found = _with_drops(costs, sweeps)
-    return (Start(0, costs.head), *(action for column in found for action in column), *publications(costs))
+            sweeps.append(_Sweep(SweepKind.BACKWARD, run.first, modes[run.first]))
+    actions: list[Action] = [Start(0, costs.head)]
+    for column, chunk in _with_drops(costs, sweeps):
+        actions.extend(column.at(chunk))
+    return (*actions, *publications(costs))
+
+
+class SweepKind(Enum):
+    """What a sweep does."""
+
+    FORWARD = "forward"
+    ADVANCE = "advance"
+    TURN = "turn"  # the last chunk's forward and backward
+    BACKWARD = "backward"
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """The actions on one chunk without what they drop: a way up, which leaves the chunk's border, or its backward."""
+    """One chunk's way up, which leaves its border, or its backward."""
 
-    actions: list[Action]
+    kind: SweepKind
     chunk: int
-    up: bool
+    mode: ColumnMode
+
+    @property
+    def up(self) -> bool:
+        """Whether it leaves the chunk's border."""
+        return self.kind in (SweepKind.FORWARD, SweepKind.ADVANCE)
+
+    def actions(self, costs: StackCosts) -> list[Action]:
+        """Its actions, without what they drop."""
+        match self.kind:
+            case SweepKind.FORWARD:
+                return list(forward_column(costs, self.chunk, self.mode))
+            case SweepKind.ADVANCE:
+                highest = max(k for k in range(costs.head + 1) if has_carry(costs.tile(k, 0)))
+                return [Advance(layer, self.chunk) for layer in range(highest + 1)]
+            case SweepKind.TURN:
+                up, down = forward_column(costs, self.chunk, self.mode), backward_column(costs, self.chunk, self.mode)
+                return [*up, Turn(0, costs.head), *down]
+            case SweepKind.BACKWARD:
+                return list(backward_column(costs, self.chunk, self.mode))
 
 
-def _with_drops(costs: StackCosts, sweeps: Sequence[_Sweep]) -> list[Iterator[Action]]:
-    """The sweeps with what they drop."""
+def _with_drops(costs: StackCosts, sweeps: Sequence[_Sweep]) -> list[tuple[Column, int]]:
+    """The sweeps with what they drop, each as a column and the chunk that it is on."""
     layers = [k for k in range(costs.head + 1) if has_carry(costs.tile(k, 0))]
     read_later: set[int] = set()  # chunks whose borders are
     made: dict[tuple[object, ...], Column] = {}
@@ -127,20 +156,15 @@ def _with_drops(costs: StackCosts, sweeps: Sequence[_Sweep]) -> list[Iterator[Ac
     for sweep in reversed(sweeps):
         c, end = sweep.chunk, costs.chunk_count - 1
         around = (c - 1 in read_later, sweep.up and c in read_later)
-        key = (type(sweep.actions[0]), len(sweep.actions), sweep.up, c == 0, c == end, around, _again(sweep.actions))
+        key = (sweep.kind, sweep.mode, c == 0, c == end, around)
         if key not in made:
             borders = [carry(k, chunk) for chunk, wanted in zip((c - 1, c), around, strict=True) if wanted for k in layers]
             adjoints = [adjoint(k, c - 1) for k in layers if has_adjoint(costs.tile(k, 0))] if not sweep.up and c > 0 else []
-            made[key] = Column(drop_after_last_use(costs, sweep.actions, later=[*borders, *adjoints]), c)
-        found.append(made[key].at(c))
+            made[key] = Column(drop_after_last_use(costs, sweep.actions(costs), later=[*borders, *adjoints]), c)
+        found.append((made[key], c))
         read_later.discard(c)
         read_later.add(c - 1)
     return found[::-1]
-
-
-def _again(actions: Sequence[Action]) -> tuple[tuple[int, bool], ...]:
-    """What tells the backwards of columns with different modes apart."""
-    return tuple((action.layer, action.keep) for action in actions if isinstance(action, Recompute))
 
 
 def _time_major(costs: StackCosts, modes: Sequence[ColumnMode]) -> Iterator[Action]:

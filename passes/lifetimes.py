@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from adjcomp.ir.actions import Action, own_fields
+from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Recompute, own_fields
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.transfers import Fetch, Offload
@@ -13,6 +14,7 @@ from adjcomp.ir.values import Kind, Value
 from adjcomp.passes.recipes import Recipes
 
 NONE: tuple[Value, ...] = ()
+_Mover = Callable[[Any, int, tuple[Value, ...]], Action]  # an action, its new chunk and what it drops there
 
 
 def drop_after_last_use(
@@ -75,7 +77,10 @@ def on_device(action: Action, device: int) -> Action:
 def moved(action: Action, chunk: int, shift: int) -> Action:
     """An action of a column, on its own chunk or one beside it, for the column of `chunk` instead of `chunk` - `shift`."""
     kind = type(action)
-    frees = tuple([Value(what, layer, c + shift) for what, layer, c in action.frees])
+    frees = tuple([_value(Value, (what, layer, c + shift)) for what, layer, c in action.frees]) if action.frees else NONE
+    again = _MOVED.get(kind)
+    if again is not None:
+        return again(action, chunk, frees)
     if isinstance(action, Offload | Fetch):
         what, layer, c = action.value
         return replace(action, value=Value(what, layer, c + shift), frees=frees)
@@ -83,3 +88,23 @@ def moved(action: Action, chunk: int, shift: int) -> Action:
         return replace(action, chunk=action.chunk + shift, frees=frees)
     own = [chunk if name == "chunk" else getattr(action, name) for name in own_fields(kind)]
     return kind(*own, device=action.device, stream=action.stream, frees=frees)
+
+
+_value: Callable[[type[Value], tuple[Kind, int, int]], Value] = tuple.__new__  # past the named tuple's own, which is slower
+
+
+def _with_layer(kind: Any) -> _Mover:
+    return lambda a, chunk, frees: kind(a.layer, chunk, device=a.device, stream=a.stream, frees=frees)
+
+
+def _with_keep(kind: Any) -> _Mover:
+    return lambda a, chunk, frees: kind(a.layer, chunk, a.keep, device=a.device, stream=a.stream, frees=frees)
+
+
+# The kinds that plans have by the hundred thousand.
+_MOVED: dict[type[Action], _Mover] = {
+    Forward: _with_keep(Forward),
+    Recompute: _with_keep(Recompute),
+    Advance: _with_layer(Advance),
+    Adjoint: _with_layer(Adjoint),
+}

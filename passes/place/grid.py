@@ -13,9 +13,9 @@ on a state,
     turned >= forwards below k + sum(f[k, c], c) + sum(s[k, c], c < C - 1) + forwards above k,
     T >= turned + VJPs above k + sum(a[k, c], c) + sum(s[k, c], c < C - 1) + VJPs below k:
 
-each chunk waits for the one before it. In the lane of the last chunk, the device with layers i … l makes the forwards F and
-VJPs A of its own chunks and the recomputations R that its memory leaves to be done after its first VJP (as in
-`adjcomp.passes.place.partition`). Its first chunk comes d chunks after the first of all:
+each chunk waits for the one before it. The device with layers i … l makes the forwards F and VJPs A of its lane's chunks and the
+recomputations R that its memory leaves to be done after its first VJP (as in `adjcomp.passes.place.partition`). Its first chunk
+comes d chunks after the first of all, and in the lane of the last chunk its VJPs come after all of the lane's forwards:
 
     T >= forwards below i + d (f[i] + s[i]) + F + (a chunk above l, there and back) + R + A + d (a[i] + s[i]) + VJPs below i,
     T >= turned + VJPs above l + R + A + d (a[i] + s[i]) + VJPs below i.
@@ -123,13 +123,14 @@ class _Lanes:
 
 def grid_bound(problem: Problem, shape: tuple[int, int]) -> float:
     """Seconds that no plan on (stages, lanes) goes below: see the head of this file."""
-    bound = _Bound(problem, shape)
+    last, lanes = (problem.costs.chunk_count - 1) % shape[1], range(shape[1])
+    bound, *others = (_Bound(problem, shape, own) for own in (last, *(j for j in lanes if j != last)))
     known: dict[tuple[int, int, int], float] = {}
 
     def fits(stage: int, first: int, last: int, target: float) -> bool:
         key = (stage, first, last)
         if key not in known:
-            known[key] = bound.least(stage, first, last)
+            known[key] = max(one.least(stage, first, last) for one in (bound, *others))
         return known[key] <= target
 
     found = least_target(bound.lane, fits)
@@ -139,16 +140,16 @@ def grid_bound(problem: Problem, shape: tuple[int, int]) -> float:
 
 
 class _Bound:
-    """Sums of the bound; seconds. Devices other than the one at hand are as fast as the fastest."""
+    """Sums of the bound of one lane's devices; seconds. Devices other than the one at hand are as fast as the fastest."""
 
-    def __init__(self, problem: Problem, shape: tuple[int, int]) -> None:
+    def __init__(self, problem: Problem, shape: tuple[int, int], own: int) -> None:
         costs, count = problem.costs, problem.costs.chunk_count
         stages, lanes = shape
-        self.own = (count - 1) % lanes  # the lane of the last chunk
-        sites = tuple(problem.sites[i * lanes + self.own] for i in range(stages))
-        self.lane = replace(
-            problem, costs=replace(costs, chunk_count=-(-count // lanes)), sites=sites, lanes=lanes, chain=(0.0, 0.0)
-        )
+        self.own, self.ends = own, own == (count - 1) % lanes  # whether the last chunk is the lane's
+        sites = tuple(problem.sites[i * lanes + own] for i in range(stages))
+        chunks = replace(costs, chunk_count=len(range(own, count, lanes)))
+        chunks = chunks if self.ends else replace(chunks, last_layers=costs.layers)
+        self.lane = replace(problem, costs=chunks, sites=sites, lanes=lanes, chain=(0.0, 0.0))
         fastest = max(site.speed for site in problem.sites)
         pairs = list(zip(costs.layers, costs.last_layers, strict=True))
         self.forward = [min(a.forward_seconds, b.forward_seconds) / fastest for a, b in pairs]
@@ -186,7 +187,7 @@ class _Bound:
         if self.carries[first]:  # chunks of other lanes go before this lane's first one
             ready += self._apart(self.forward[first], costs.layers[first].carry_bytes)
             back += self._apart(self.back[first], costs.layers[first].adjoint_bytes) if costs.layers[first].has_vjp else 0.0
-        found = max(ready + forwards + sum(self.forward[last + 1 :]), self.turned) + above + back
+        found = max(ready + forwards + sum(self.forward[last + 1 :]), self.turned if self.ends else 0.0) + above + back
         if (first, last) != (0, costs.head):
             return found
         return max(found, ready + self._alone(site) + back - (again + once(lane, first, last) / site.speed - forwards))

@@ -82,10 +82,10 @@ def spilled_instances(instances: Sequence[Instance], device: str, host: HostTier
     return found
 
 
-def spilled_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
+def spilled_candidates(instances: Sequence[Instance], budget: int, known: float) -> list[Flat]:
     """Bounds and constructive plans of spilled instances, and those with a second set of borders where the first makes wait."""
     found: list[Flat] = []
-    for flat in flat_candidates(instances, budget):
+    for flat in flat_candidates(instances, budget, known):
         one = Spilled(flat.instance, flat.choice, flat.bound)
         promising = all(one.bound_seconds < other.seconds for other in found)
         found.append(one)
@@ -113,9 +113,9 @@ def rounded_instances(instances: Sequence[Instance], device: str) -> list[Instan
     return found
 
 
-def rounded_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
+def rounded_candidates(instances: Sequence[Instance], budget: int, known: float) -> list[Flat]:
     """Bounds and constructive plans of instances with rounded borders."""
-    return [Narrowed(flat.instance, flat.choice, flat.bound) for flat in flat_candidates(instances, budget)]
+    return [Narrowed(flat.instance, flat.choice, flat.bound) for flat in flat_candidates(instances, budget, known)]
 
 
 def link_bound(instance: Instance, host: HostTier, computing: float) -> float:

@@ -34,6 +34,11 @@ class Candidate(ABC):
     def bound_seconds(self) -> float:
         """Seconds that no plan of this chunk length and way goes below."""
 
+    @property
+    @abstractmethod
+    def recomputes(self) -> bool:
+        """Whether the best plan so far runs some tile again."""
+
     @abstractmethod
     def actions(self) -> tuple[Action, ...]:
         """The actions of the best plan so far."""
@@ -53,6 +58,10 @@ class Flat(Candidate):
     @property
     def bound_seconds(self) -> float:
         return self.bound.ticks * self.instance.tick * (1 - ROUNDING)
+
+    @property
+    def recomputes(self) -> bool:
+        return any(mode.top_recomputed(self.instance.costs) is not None for mode in set(self._modes()))
 
     def actions(self) -> tuple[Action, ...]:
         return emit(self.instance.costs, self._modes())
@@ -76,15 +85,21 @@ class Folded(Candidate):
     def bound_seconds(self) -> float:
         return self.seconds * (1 - ROUNDING)
 
+    @property
+    def recomputes(self) -> bool:
+        return True
+
     def actions(self) -> tuple[Action, ...]:
         return emit_nested(self.instance.costs, self.nested.modes, self.nested.runs)
 
 
-def flat_candidates(instances: Sequence[Instance], budget: int) -> list[Flat]:
-    """Bounds and constructive plans of the chunk lengths that fit; lengths that can't be the best take a lean plan."""
+def flat_candidates(instances: Sequence[Instance], budget: int, known: float = math.inf) -> list[Flat]:
+    """Bounds and constructive plans of the chunk lengths that fit; those that can't be the best, or faster than `known` seconds,
+    take a lean plan.
+    """
     bounds = [(lower_bound(i, budget), i) for i in instances if flat_minimum(i) <= budget]
     found: list[Flat] = []
-    best = math.inf
+    best = known
     for bound, instance in sorted(bounds, key=lambda pair: (pair[0].ticks * pair[1].tick, pair[1].costs.chunk)):
         hopeless = bound.ticks * instance.tick * (1 - ROUNDING) >= best
         choice = lean_choice(instance, budget) if hopeless else greedy(instance, budget, (bound,))

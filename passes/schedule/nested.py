@@ -132,6 +132,7 @@ class Nesting:
         self.feasible = budget >= self.needs.minimum()
         spare = max(0, budget - min(int(self.needs.inner.need.min()), int(self.needs.last.need.min())))
         self.stored = min(self.count, MOST_STORED, 1 + spare // max(self.needs.border, 1))
+        self._ways = np.empty(self.count, np.int64)
         self.step = sum(round(t.forward_seconds / instance.tick) for t in instance.costs.layers[: self.needs.advanced_layers])
 
     def quick_bound(self) -> int:
@@ -177,13 +178,14 @@ class Nesting:
         """R(n, l) and the best j; shapes (stored + 2, C + 1)."""
         best = np.full((self.stored + 2, self.count + 1), NEVER, np.int64)
         split = np.zeros(best.shape, np.int64)
+        own = np.empty(self.count + 1, np.int64)  # j f + R(j, l)
         for stored in range(self.stored, 0, -1):
-            best[stored, 1] = single[stored]
             most = next((j for j in (self.count, 1) if self.needs.advance(stored, j) <= self.budget), 0)
+            row, behind = best[stored], best[stored + 1, ::-1].copy()
+            row[1], own[1] = single[stored], single[stored] + self.step
             for n in range(2, self.count if most else 0):
-                ways = self.step * np.arange(1, n) + best[stored + 1, n - 1 : 0 : -1] + best[stored, 1:n]
-                j = int(np.argmin(ways[:most]))
-                best[stored, n], split[stored, n] = min(int(ways[j]), NEVER), j + 1
+                row[n], split[stored, n] = self._best_split(own, behind, n, most)
+                own[n] = row[n] + n * self.step
         return best, split
 
     def _whole(self, last: Ints, reverse: Ints) -> tuple[Ints, Ints]:
@@ -193,11 +195,17 @@ class Nesting:
         for stored in range(self.stored, 0, -1):
             best[stored, 1] = last[stored]
             most = next((j for j in (self.count, 1) if self.needs.forward(stored, j) <= self.budget), 0)
+            behind = best[stored + 1, ::-1].copy()
             for n in range(2, self.count + 1 if most else 0):
-                ways = best[stored + 1, n - 1 : 0 : -1] + reverse[stored, 1:n]
-                j = int(np.argmin(ways[:most]))
-                best[stored, n], split[stored, n] = min(int(ways[j]), NEVER), j + 1
+                best[stored, n], split[stored, n] = self._best_split(reverse[stored], behind, n, most)
         return best, split
+
+    def _best_split(self, before: Ints, behind: Ints, n: int, most: int) -> tuple[int, int]:
+        """The least before[j] + rest[n - j] with 0 < j < n and j <= `most`, and its j; `behind` is rest from its end on."""
+        end = min(n - 1, most)
+        ways = np.add(before[1 : end + 1], behind[self.count - n + 1 : self.count - n + 1 + end], out=self._ways[:end])
+        j = int(ways.argmin())
+        return min(int(ways[j]), NEVER), j + 1
 
     def _runs(self, split: Ints, reverse_split: Ints) -> Iterator[tuple[Run, int]]:
         """The backward in order, with the borders stored meanwhile: the segments that the forward left, last first."""

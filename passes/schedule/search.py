@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from adjcomp.errors import BudgetError
 from adjcomp.ir.actions import Action
@@ -30,6 +30,7 @@ from adjcomp.passes.schedule.candidates import (
     minimum_bytes,
     worth_a_look,
 )
+from adjcomp.passes.schedule.collector import uncollected
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
 from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
@@ -57,6 +58,43 @@ ROUNDED_SPACE = (
 )
 
 
+@dataclass(frozen=True)
+class Search:
+    """What a plan on one device is searched for: the arguments of `solve`, but the costs."""
+
+    seq_len: int
+    budget_bytes: int
+    candidates: Sequence[int]
+    device: str
+    options: Options
+    host: HostTier | None = None
+
+    @property
+    def limit(self) -> float:
+        """Deterministic seconds of exact search."""
+        given = self.options.solver_time_limit_seconds
+        return DEFAULT_LIMIT if given is None else given
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found: its best candidate, and a bound on all of them."""
+
+    search: Search
+    best: Candidate
+    bound: float  # seconds
+    lengths: tuple[int, ...]
+    space: str
+    searched: bool  # whether there was time for the exact search
+
+    def plan(self) -> Plan:
+        """The best candidate, written as a plan."""
+        used = None if self.best.instance.spill is None else self.search.host
+        with uncollected():
+            plan = build_plan(self.best.instance.costs, self.best.actions(), self.search.budget_bytes, self.search.device, used)
+        return _certified(plan, self.bound, self.lengths, self.space, searched=self.searched)
+
+
 def solve(
     costs: Callable[[int], StackCosts],
     *,
@@ -82,30 +120,69 @@ def solve(
         BudgetError: no plan with any of the chunk lengths fits; its `minimum_bytes` does.
         ValueError: no candidates, an empty sequence, or nothing that takes a gradient.
     """
-    instances = _instances(costs, seq_len, candidates, device, budget_bytes)
-    spilled = [] if host is None else spilled_instances(instances, device, host)
-    rounded = [] if options.border_dtype is None else rounded_instances(instances, device)
-    if min(map(minimum_bytes, (*instances, *spilled, *rounded))) > budget_bytes:
-        raise _budget_error((*instances, *spilled, *rounded), budget_bytes, device)
-    limit = DEFAULT_LIMIT if options.solver_time_limit_seconds is None else options.solver_time_limit_seconds
-    flat = flat_candidates(instances, budget_bytes)
-    flat += spilled_candidates(spilled, budget_bytes)
-    flat += rounded_candidates(rounded, budget_bytes)
+    outcome = race(costs, Search(seq_len, budget_bytes, candidates, device, options, host))
+    assert outcome is not None  # nothing was known that could be faster
+    return outcome.plan()
+
+
+def race(costs: Callable[[int], StackCosts], search: Search, known: float = math.inf) -> Outcome | None:
+    """The search of `solve`, without writing the plan; None where nothing can be faster than `known` seconds.
+
+    Raises: as `solve`.
+    """
+    budget, device = search.budget_bytes, search.device
+    instances = _instances(costs, search.seq_len, search.candidates, device, budget)
+    spilled = [] if search.host is None else spilled_instances(instances, device, search.host)
+    rounded = [] if search.options.border_dtype is None else rounded_instances(instances, device)
+    if min(map(minimum_bytes, (*instances, *spilled, *rounded))) > budget:
+        raise _budget_error((*instances, *spilled, *rounded), budget, device)
+    flat = flat_candidates(instances, budget, known)
+    flat += spilled_candidates(spilled, budget, known)
+    flat += rounded_candidates(rounded, budget, known)
+    limit = search.limit
     if _has_solver():
-        _sharpen(flat, budget_bytes)
+        _sharpen(flat, known, budget)
     else:
         warnings.warn("OR-Tools is not installed: planned by construction (pip install ortools)", RuntimeWarning, stacklevel=2)
         limit = 0.0
-    race: list[Candidate] = [*flat, *_fold(instances, flat, budget_bytes)]
+    candidates: list[Candidate] = [*flat, *_fold(instances, flat, known, budget)]
+    if not candidates:
+        return None
     if limit >= LEAST_LIMIT:
-        _refine(flat, min(candidate.seconds for candidate in race), budget_bytes, limit)
-    best = min(race, key=lambda c: (c.seconds, c.instance.costs.chunk))
-    used = None if best.instance.spill is None else host
-    plan = build_plan(best.instance.costs, best.actions(), budget_bytes, device, used)
+        _refine(flat, min(known, *(candidate.seconds for candidate in candidates)), budget, limit)
+    best = min(candidates, key=lambda c: (c.seconds, c.instance.costs.chunk))
+    bound = min(known, *(candidate.bound_seconds for candidate in candidates))
     lengths = tuple(instance.costs.chunk for instance in instances)
-    bound = min(c.bound_seconds for c in race)
     space = SPACE + (SPILLED_SPACE if spilled else "") + (ROUNDED_SPACE if rounded else "")
-    return _certified(plan, bound, lengths, space, searched=limit >= LEAST_LIMIT)
+    return Outcome(search, best, bound, lengths, space, limit >= LEAST_LIMIT)
+
+
+def solve_forms(forms: Iterable[Callable[[int], StackCosts]], search: Search) -> tuple[int, Plan]:
+    """The fastest plan of several forms of a stack's tiles, from those that keep most to the leanest, and which form it is.
+
+    A form that keeps less is tried where the best so far runs some tile again. The bound speaks of all that were tried.
+
+    Raises:
+        BudgetError: none fits; the numbers are those of the last.
+    """
+    best: Outcome | None = None
+    chosen, bound = 0, math.inf
+    error: BudgetError | None = None
+    for index, costs in enumerate(forms):
+        if best is not None and not best.best.recomputes:
+            break
+        try:
+            found = race(costs, search, math.inf if best is None else best.best.seconds)
+        except BudgetError as refused:
+            error = refused
+            continue
+        if found is not None:
+            bound = min(bound, found.bound)
+            if best is None or found.best.seconds < best.best.seconds:
+                best, chosen = found, index
+    if best is None:
+        raise error or ValueError("there is no form of the tiles to plan with")
+    return chosen, replace(best, bound=bound).plan()
 
 
 def build_plan(
@@ -148,23 +225,23 @@ def _instances(
     return [build_instance(table, Share(device, budget_bytes, table.resident_bytes, table.turn_bytes)) for table in tables]
 
 
-def _sharpen(flat: list[Flat], budget: int) -> None:
-    """Price all rows of the bound, and build again at those prices."""
+def _sharpen(flat: list[Flat], known: float, budget: int) -> None:
+    """Price all rows of the bound where a plan may be faster than `known` seconds, and build again at those prices."""
     from adjcomp.passes.schedule.relaxation import priced_bound
 
-    for candidate in worth_a_look(flat, math.inf, OPTIMAL_GAP):
+    for candidate in worth_a_look(flat, known, OPTIMAL_GAP):
         bound = priced_bound(candidate.instance, budget, candidate.choice, candidate.bound)
         built = greedy(candidate.instance, budget, (bound,))
         candidate.bound = bound
         candidate.choice = min(candidate.choice, built, key=lambda choice: choice.ticks)
 
 
-def _fold(instances: Sequence[Instance], flat: Sequence[Flat], budget: int) -> list[Folded]:
-    """Nested plans of all chunk lengths at which one could be the best, most promising first."""
+def _fold(instances: Sequence[Instance], flat: Sequence[Flat], known: float, budget: int) -> list[Folded]:
+    """Nested plans of all chunk lengths at which one could be the best, and faster than `known` seconds, most promising first."""
     found: list[Folded] = []
     promises = [(n.quick_bound() * n.instance.tick, n) for n in (Nesting(i, budget) for i in instances) if n.feasible]
     for promise, nesting in sorted(promises, key=lambda pair: (pair[0], pair[1].instance.costs.chunk)):
-        if promise * (1 - ROUNDING) < min((c.seconds for c in (*flat, *found)), default=math.inf):
+        if promise * (1 - ROUNDING) < min([known, *(c.seconds for c in (*flat, *found))]):
             nested = nesting.solve()
             if nested is not None:
                 found.append(Folded(nesting.instance, nested))

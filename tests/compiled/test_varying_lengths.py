@@ -18,8 +18,10 @@ def test_ten_lengths_take_one_capture_and_one_search(monkeypatch: pytest.MonkeyP
     model = fidelity.mamba(num_hidden_layers=2)
     compiled = adjcomp.compile(model, chunk=16)
     searched: list[int] = []
-    solve = search.solve
-    monkeypatch.setattr("adjcomp.planning.solve", lambda *a, **k: searched.append(k["seq_len"]) or solve(*a, **k))
+    race = search.race
+    monkeypatch.setattr(
+        search, "race", lambda costs, wanted, *known: searched.append(wanted.seq_len) or race(costs, wanted, *known)
+    )
     for length in (90, 17, 64, 33, 80, 48, 50, 77, 20, 90):
         compare(model, compiled, next_token(tokens(1, length)))
         assert compiled.plan.costs.seq_len == length

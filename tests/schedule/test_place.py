@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import layered_residency, random_stack, regular_stack
+from synthetic import eight_unequal_devices, hybrid_stack, layered_residency, random_stack, regular_stack, unequal_machine
 
 from adjcomp.errors import BudgetError
-from adjcomp.ir.costs import StackCosts, Tie, TileCost
+from adjcomp.ir.costs import StackCosts, Tie
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.residency import Item, Residency
 from adjcomp.ir.transfers import Send, SumTied
@@ -41,27 +40,19 @@ def placed(costs: StackCosts, machine: Machine, budget: int, placement: str | No
     return plan
 
 
-def unequal(count: int, seed: int) -> Machine:
-    """CPUs of different speeds, in two nodes."""
-    machine, rng = parse_machine(f"cpu:{count}"), random.Random(seed)
-    devices = [replace(d, peak_flops=d.peak_flops * rng.uniform(0.5, 2), node=i % 2) for i, d in enumerate(machine.devices)]
-    links = {0: machine.node_links[0], 1: machine.node_links[0]} if count > 1 else machine.node_links
-    return replace(machine, devices=tuple(devices), node_links=links)
-
-
 @given(
     st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 7), st.integers(2, 4), st.sampled_from(["layers", "time", "grid"])
 )
 @settings(max_examples=3 * EXAMPLES, deadline=None)
 def test_every_stack_gets_a_plan_that_verifies(seed: int, layers: int, chunks: int, count: int, placement: str) -> None:
-    plan = placed(random_stack(seed, layers=layers, chunks=chunks), unequal(count, seed), GIB, placement)
+    plan = placed(random_stack(seed, layers=layers, chunks=chunks), unequal_machine(count, seed), GIB, placement)
     assert len(plan.peak_bytes) == count
 
 
 @given(st.integers(0, 10_000), st.integers(2, 4), st.sampled_from(["layers", "time", "grid", None]))
 @settings(max_examples=max(1, EXAMPLES // 2), deadline=None)
 def test_the_least_budget_plans_and_less_does_not(seed: int, count: int, placement: str | None) -> None:
-    costs, machine = random_stack(seed, layers=4, chunks=6), unequal(count, seed)
+    costs, machine = random_stack(seed, layers=4, chunks=6), unequal_machine(count, seed)
     with pytest.raises(BudgetError) as caught:
         placed(costs, machine, 1, placement)
     least = caught.value.minimum_bytes
@@ -75,7 +66,7 @@ def test_the_least_budget_plans_and_less_does_not(seed: int, count: int, placeme
 def test_every_stack_gets_a_plan_on_a_grid_with_little_memory(
     seed: int, layers: int, chunks: int, shape: tuple[int, int]
 ) -> None:
-    costs, machine = random_stack(seed, layers=layers, chunks=shape[1] + chunks), unequal(shape[0] * shape[1], seed)
+    costs, machine = random_stack(seed, layers=layers, chunks=shape[1] + chunks), unequal_machine(shape[0] * shape[1], seed)
     with pytest.raises(BudgetError) as caught:
         placed(costs, machine, 1, "grid", shape)
     for times in (1, 2, 1000):
@@ -201,28 +192,4 @@ def test_the_printed_plan_says_where_everything_is() -> None:
 
 @pytest.mark.slow
 def test_a_hybrid_of_64_layers_on_8_unequal_devices_plans_within_five_percent() -> None:
-    machine = replace(unequal(8, 3), name="unequal")
-    devices = tuple(replace(d, memory_bytes=GIB << (i % 3)) for i, d in enumerate(machine.devices))
-    costs = regular_stack(1 << 20, 1 << 10, 64)
-    kinds = [random.Random(k).uniform(0.5, 2) for k in range(66)]
-    tables = [
-        tuple(
-            replace(
-                t, forward_seconds=t.forward_seconds * s, keep_seconds=t.keep_seconds * s, adjoint_seconds=t.adjoint_seconds * s
-            )
-            for t, s in zip(table, kinds, strict=True)
-        )
-        for table in (costs.layers, costs.last_layers)
-    ]
-    hybrid = replace(costs, layers=tables[0], last_layers=tables[1])
-    assert placed(hybrid, replace(machine, devices=devices), 4 * GIB, None).gap < 0.05
-
-
-def _slower(tile: TileCost, factor: float) -> TileCost:
-    """The tile with other times."""
-    return replace(
-        tile,
-        forward_seconds=tile.forward_seconds * factor,
-        keep_seconds=tile.keep_seconds * factor,
-        adjoint_seconds=tile.adjoint_seconds * factor,
-    )
+    assert placed(hybrid_stack(), eight_unequal_devices(), 4 * GIB, None).gap < 0.05

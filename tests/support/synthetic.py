@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from adjcomp.ir.costs import StackCosts, TileCost
 from adjcomp.ir.residency import Item, Residency
+from adjcomp.machine import GIB, Machine, parse_machine
 
 
 def regular_tile(name: str, tokens: int, *, width: int = 64, state: int = 1000, keep: int = 12) -> TileCost:
@@ -139,6 +140,42 @@ def random_stack(seed: int, *, layers: int, chunks: int) -> StackCosts:
         turn_bytes={"gradients": rng.randint(0, 40)},
         publish_bytes=tuple(rng.randint(0, 3) for _ in range(layers + 2)),
     )
+
+
+def hybrid_stack() -> StackCosts:
+    """64 layers that take unequal time, 1,024 chunks of 1,024 tokens."""
+    costs = regular_stack(1 << 20, 1 << 10, 64)
+    factors = [random.Random(k).uniform(0.5, 2) for k in range(66)]
+    tables = [
+        tuple(slower(tile, factor) for tile, factor in zip(table, factors, strict=True))
+        for table in (costs.layers, costs.last_layers)
+    ]
+    return replace(costs, layers=tables[0], last_layers=tables[1])
+
+
+def slower(tile: TileCost, factor: float) -> TileCost:
+    """The tile with other times."""
+    return replace(
+        tile,
+        forward_seconds=tile.forward_seconds * factor,
+        keep_seconds=tile.keep_seconds * factor,
+        adjoint_seconds=tile.adjoint_seconds * factor,
+    )
+
+
+def unequal_machine(count: int, seed: int) -> Machine:
+    """CPUs of different speeds, in two nodes."""
+    machine, rng = parse_machine(f"cpu:{count}"), random.Random(seed)
+    devices = [replace(d, peak_flops=d.peak_flops * rng.uniform(0.5, 2), node=i % 2) for i, d in enumerate(machine.devices)]
+    links = {0: machine.node_links[0], 1: machine.node_links[0]} if count > 1 else machine.node_links
+    return replace(machine, devices=tuple(devices), node_links=links)
+
+
+def eight_unequal_devices() -> Machine:
+    """Three sizes of memory and eight speeds."""
+    machine = replace(unequal_machine(8, 3), name="unequal")
+    devices = tuple(replace(d, memory_bytes=GIB << (i % 3)) for i, d in enumerate(machine.devices))
+    return replace(machine, devices=devices)
 
 
 def layered_residency(costs: StackCosts) -> Residency:
