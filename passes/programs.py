@@ -5,7 +5,7 @@ accumulators.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,19 +29,11 @@ from adjcomp.passes.joint import Split
 from adjcomp.passes.lastuse import with_frees
 from adjcomp.passes.liveness import workspace
 from adjcomp.passes.shares import Share, folded_into, products_in
-from adjcomp.passes.sizes import number_of_bytes, shape_at, size_at
+from adjcomp.passes.sizes import SlotSizes, Target, number_of_bytes, shape_at, size_at
 from adjcomp.passes.work import work_of
 
 aten = torch.ops.aten
 ops = torch.ops.adjcomp
-
-
-@dataclass(frozen=True)
-class Target:
-    """At which chunk length, and over which symbol, a graph is lowered."""
-
-    time: Any
-    length: int
 
 
 def tile_programs(template: Template, split: Split | None, length: int) -> TilePrograms:
@@ -63,6 +55,13 @@ def tile_programs(template: Template, split: Split | None, length: int) -> TileP
         cotangents=split.joint.cotangents,
         gradients=split.joint.gradients,
     )
+
+
+def lower(graph: fx.Graph, at: Target, name: str, results: Sequence[fx.Node], accumulate: Mapping[fx.Node, list[int]]) -> Program:
+    """A graph that takes nothing over from its caller, at one length; `accumulate`: gradients, with their accumulators."""
+    lowering = _Lowering(graph, at, name)
+    lowering.results, lowering.accumulate = list(results), dict(accumulate)
+    return lowering.results_owned().build()
 
 
 def _storage_bytes(node: fx.Node, at: Target) -> int:
@@ -132,7 +131,7 @@ class _Lowering:
         outputs = tuple(self._result(n) for n in self.results)
         owned = frozenset(self.memo[n] for n in self.owned)
         steps = with_frees(self.steps, inputs, owned, outputs)
-        sizes = _SlotSizes(self.values, self.at)
+        sizes = SlotSizes(self.values, self.at)
         return Program(
             self.name, inputs, owned, steps, outputs, workspace(steps, inputs, owned, sizes.bytes_of), work_of(steps, sizes)
         )
@@ -275,23 +274,3 @@ def _is_dense(value: torch.Tensor, at: Target) -> bool:
             return False
         expected *= size
     return True
-
-
-@dataclass(frozen=True)
-class _SlotSizes:
-    """Fake values of slots at the target's length."""
-
-    values: list[Any]
-    at: Target
-
-    def bytes_of(self, slot: Slot) -> list[int]:
-        """Bytes of each tensor in a slot; 0 for a result that does not exist."""
-        value = self.values[slot.number]
-        tensors = [value] if isinstance(value, torch.Tensor) else value
-        return [0 if v is None else number_of_bytes(v, self.at.time, self.at.length) for v in tensors]
-
-    def shapes_of(self, slot: Slot) -> list[tuple[int, ...]]:
-        """Shape of each tensor in a slot; () for a result that does not exist."""
-        value = self.values[slot.number]
-        tensors = [value] if isinstance(value, torch.Tensor) else value
-        return [() if v is None else shape_at(v, self.at.time, self.at.length) for v in tensors]

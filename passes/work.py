@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Compute, Instruction, Slot, Work
 from adjcomp.passes.aliasing import writes_first_argument
-
-if TYPE_CHECKING:
-    from adjcomp.passes.programs import _SlotSizes
+from adjcomp.passes.sizes import SlotSizes
 
 aten = torch.ops.aten
 _ops = torch.ops.adjcomp
@@ -31,6 +28,13 @@ _RECURRENCE_VJPS = {
     _ops.ssd_vjp.default,
     _ops.gated_delta_rule_vjp.default,
 }
+_SUMMARIES = {
+    getattr(_ops, f"{name}{suffix}").default
+    for name in ("linear_scan", "dense_scan", "selective_scan", "ssd", "gated_delta_rule")
+    for suffix in ("_summary", "_adjoint_summary")
+}
+# Those whose product is a matrix, made by a recurrence of its own.
+_MATRICES = {s for s in _SUMMARIES if s._schema.name.startswith(("adjcomp::dense_scan", "adjcomp::gated_delta_rule"))}
 # Windowed VJPs, with the argument that shows the state, and the first dimension of it that is the state's after the batch.
 _WINDOWED = {
     _ops.linear_scan_window_vjp.default: (3, 2),
@@ -48,7 +52,7 @@ WINDOW_UPDATES = 12  # two scans, two products and two sums over states, each in
 VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
 
 
-def work_of(steps: Sequence[Instruction], sizes: _SlotSizes) -> Work:
+def work_of(steps: Sequence[Instruction], sizes: SlotSizes) -> Work:
     """Sum over the instructions."""
     flops = updates = moved = kernels = 0
     for step in steps:
@@ -77,16 +81,16 @@ def _slots(argument: object) -> list[Slot]:
     return [s for a in argument for s in _slots(a)] if isinstance(argument, tuple | list) else []
 
 
-def _moved(sizes: _SlotSizes, slots: list[Slot]) -> int:
+def _moved(sizes: SlotSizes, slots: list[Slot]) -> int:
     return sum(sum(sizes.bytes_of(slot)) for slot in slots)
 
 
-def _product_flops(sizes: _SlotSizes, left: Slot, right: Slot) -> int:
+def _product_flops(sizes: SlotSizes, left: Slot, right: Slot) -> int:
     a, b = sizes.shapes_of(left)[0], sizes.shapes_of(right)[0]
     return 2 * math.prod(a) * b[-1]
 
 
-def _flops(step: Compute, sizes: _SlotSizes) -> int:
+def _flops(step: Compute, sizes: SlotSizes) -> int:
     if step.target in _PRODUCTS:
         first = _PRODUCTS[step.target]
         return _product_flops(sizes, step.args[first], step.args[first + 1])
@@ -97,11 +101,14 @@ def _flops(step: Compute, sizes: _SlotSizes) -> int:
     return 0
 
 
-def _updates(step: Compute, sizes: _SlotSizes) -> int:
+def _updates(step: Compute, sizes: SlotSizes) -> int:
     """Steps · state elements of a recurrence."""
     if step.target in _RECURRENCES:
         outputs = sizes.shapes_of(step.result)
         return outputs[0][1] * math.prod(outputs[1])
+    if step.target in _SUMMARIES:
+        move, end = (math.prod(shape) for shape in sizes.shapes_of(step.result))
+        return sizes.shapes_of(step.args[0])[0][1] * (end + move * (step.target in _MATRICES))
     if step.target in _WINDOWED:
         position, first = _WINDOWED[step.target]
         state = sizes.shapes_of(step.args[position])[0]

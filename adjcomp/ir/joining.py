@@ -42,10 +42,10 @@ class CarryRule:
 class DerivedProgram:
     """A program made of a part of a tile, and what its arguments and results are.
 
-    Arguments, in this order: the template's inputs `reads`; the template's outputs `reads_outputs`; of what the tile keeps for its
-    VJP, the values numbered `saved`; the cotangents of the template's outputs `cotangents`; the running products of the carries
-    `products`. None of them is taken over: the caller's references stay good. Results: what `carries` say (see `JoinPrograms`), then the
-    products of the carries `products` with this chunk joined.
+    Arguments, in this order: the template's inputs `reads`; the template's outputs `reads_outputs`; of what the tile keeps for
+    its VJP, the values numbered `saved`; the cotangents of the template's outputs `cotangents`; the running products of the
+    carries `products`. None of them is taken over: the caller's references stay good. Results: the carries `carries`, or their
+    cotangents, then the products of the carries `products` with this chunk joined; see `JoinPrograms`.
     """
 
     program: Program
@@ -66,20 +66,20 @@ class JoinPrograms:
     tail: the template's inputs, of the last `steps` steps of a range (streams, sides and the first step's number are those of
     these steps; no carry is read) -> the halos `carries`, as they leave the range. None without halos.
 
-    summarize: the template's inputs at a chunk, halos and end states so far among the carries -> every carry after the chunk, end
-    states and halos (`carries` counts all), then products.
+    summarize: the template's inputs at a chunk, with halos and end states so far for carries -> every carry after the chunk, end
+    states and halos, then products. Of a halo, only what summaries read is good. None without linear states.
 
-    adjoint_summarize: what it reads of the arguments of the tile's VJP -> the cotangents of the incoming states `carries`, all of them linear,
-    then the products of cotangents. The cotangents of outgoing halos are not read. None where no cotangent travels.
+    adjoint_summarize: what it reads of the arguments of the tile's VJP -> the cotangents of the incoming states `carries`, all
+    of them linear, then the products of cotangents. It reads no cotangent of a halo. None where no such cotangent travels.
 
-    tail_vjp: the tail's inputs and the cotangents of outgoing halos (`cotangents`) -> the gradient of the stream, of `steps` steps, where
-    one is wanted (`carries` is empty); gradients of parameters and sides are added to accumulators, numbered as in
-    `TilePrograms.gradients`; those of sides with time are of the last `steps` steps. None without halos that take a cotangent.
+    tail_vjp: the tail's inputs and the cotangents of the outgoing halos (`cotangents`) -> the gradient of the stream, of `steps`
+    steps, where one is wanted; gradients of parameters and sides are added to accumulators, numbered as in
+    `TilePrograms.gradients`; those of sides with time are of the last `steps` steps. None where no halo takes a cotangent.
     """
 
     rules: tuple[CarryRule, ...]
     steps: int
     tail: DerivedProgram | None
-    summarize: DerivedProgram
+    summarize: DerivedProgram | None
     adjoint_summarize: DerivedProgram | None
     tail_vjp: DerivedProgram | None
