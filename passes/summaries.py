@@ -42,7 +42,7 @@ def _linear(name: str, kind: CarryKind, like: str, forward: dict[str, str], adjo
 
 _BY_NAME = {
     "linear_scan": _linear("linear_scan", CarryKind.ELEMENTWISE, "h", {}, {}),
-    "dense_scan": _linear("dense_scan", CarryKind.VECTOR, "h", {}, {}),
+    "dense_scan": _linear("dense_scan", CarryKind.VECTOR, "h", {"A": "a"}, {"A": "a"}),
     "selective_scan": _linear("selective_scan", CarryKind.ELEMENTWISE, "x", {}, {}),
     "ssd": _linear("ssd", CarryKind.ELEMENTWISE, "x", {}, {}),
     "gated_delta_rule": _linear("gated_delta_rule", CarryKind.MATRIX, "v", {"q": "k"}, {"v": "dy"}),

@@ -1,7 +1,7 @@
-"""Summaries of ranges of time at work: what they do to a state, and two joined to one.
+"""Summaries of ranges of time at work: what they do to a state.
 
 A summary is (product, end): a state becomes product · state + end. Those of cotangents are the same, with products that are
-adjoint already; "later" is then the range nearer to the start.
+adjoint already.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ def unit(rule: CarryRule, device: torch.device) -> Tensor:
 def applied(rule: CarryRule, summary: Summary, state: Tensor) -> Tensor:
     """The state after a range, from that before it."""
     return _MOVED[rule.kind](*summary, state)
-
-
-def join(rule: CarryRule, later: Summary, earlier: Summary) -> Summary:
-    """The summary of two ranges, one right after the other."""
-    product = later[0] * earlier[0] if rule.kind is CarryKind.ELEMENTWISE else later[0] @ earlier[0]
-    return product, applied(rule, later, earlier[1])
 
 
 def _elementwise(product: Tensor, end: Tensor, state: Tensor) -> Tensor:
