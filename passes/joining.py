@@ -200,6 +200,7 @@ def _tail_vjp(template: Joinable, joint: JointGraph) -> DerivedGraph | None:
     """Differentiate the tail; nothing is kept for it."""
     graph, made = _halo_nodes(template)
     prune(graph, made)
+    narrow_products(graph)
     reads = drop_unread(graph)
     whole, halos = template.template, _halos(template)
     outputs = [entry for entry in whole.outputs if entry.kind is OutputKind.CARRY]

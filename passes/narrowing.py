@@ -95,24 +95,26 @@ def _cut(graph: fx.Graph, product: fx.Node, whole: fx.Node, reads: list[_Read], 
     emit, changed = Emitter(graph, set()), set()
     for start, stop in spans:
         with graph.inserting_before(product):
-            args = [
-                emit.call(product, aten.slice.Tensor, a, -1, start, stop) if i in _columns(product) else a
-                for i, a in enumerate(product.args)
-            ]
+            columns = _columns(product)
+            args = [_slice(emit, product, a, start, stop) if i in columns else a for i, a in enumerate(product.args)]
             made = emit.call(product, product.target, *args, **product.kwargs)
             if whole is not product:
                 made = emit.call(product, aten.view.default, made, [*whole.args[1][:-1], stop - start])  # type: ignore[index, misc]
         for read in reads:
             if start <= read.start and read.stop <= stop:
                 with graph.inserting_before(read.node):
-                    part = (
-                        made
-                        if (read.start, read.stop) == (start, stop)
-                        else emit.call(read.node, aten.slice.Tensor, made, -1, read.start - start, read.stop - start)
-                    )
+                    is_all = (read.start, read.stop) == (start, stop)
+                    part = made if is_all else _slice(emit, read.node, made, read.start - start, read.stop - start)
                 read.node.replace_all_uses_with(part)
                 changed.add(part)
     return changed
+
+
+def _slice(emit: Emitter, like: fx.Node, value: fx.Node, start: int, stop: int) -> fx.Node:
+    """Columns of a value; rows of what it is the transpose of, so that the gradient of those is no transpose."""
+    if value.target is aten.t.default:
+        return emit.call(like, aten.t.default, emit.call(like, aten.slice.Tensor, value.args[0], 0, start, stop))
+    return emit.call(like, aten.slice.Tensor, value, -1, start, stop)
 
 
 def _columns(product: fx.Node) -> set[int]:

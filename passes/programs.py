@@ -20,6 +20,7 @@ from adjcomp.ir.program import (
     Instruction,
     Program,
     Slot,
+    Span,
     TilePrograms,
 )
 from adjcomp.ir.stack import InputKind, OutputKind, Template
@@ -28,7 +29,7 @@ from adjcomp.passes.emitting import fake_result
 from adjcomp.passes.joint import Split
 from adjcomp.passes.lastuse import with_frees
 from adjcomp.passes.liveness import workspace
-from adjcomp.passes.shares import Share, folded_into, products_in
+from adjcomp.passes.shares import Share, folded_into, part_of, products_in
 from adjcomp.passes.sizes import SlotSizes, Target, number_of_bytes, shape_at, size_at
 from adjcomp.passes.work import work_of
 
@@ -107,6 +108,7 @@ class _Lowering:
         self.values: list[Any] = []  # fake value by slot number
         self.copy_results = False
         self.shares: dict[fx.Node, list[Share]] = {}  # gradients made of products alone, which are added in place
+        self.parts: dict[fx.Node, tuple[fx.Node, Span]] = {}  # gradients of which a span alone isn't zero
         self.folded: set[fx.Node] = set()  # what is never held for that
         self.added: set[fx.Node] = set()  # gradients that an op has added to their accumulator itself
 
@@ -123,6 +125,9 @@ class _Lowering:
         inputs = tuple(self.memo[n] for n in self.nodes if n.op == "placeholder")
         self.shares = {node: found for node in self.accumulate if self._sole(node) and (found := products_in(node))}
         self.folded = {node for gradient in self.shares for node in folded_into(gradient)}
+        rest = [node for node in self.accumulate if node not in self.shares and self._sole(node)]
+        self.parts = {node: part for node in rest if (part := part_of(node)) is not None}
+        self.folded |= {*self.parts}
         for node in self.nodes:
             if node.op == "call_function":
                 self._emit(node)
@@ -207,6 +212,9 @@ class _Lowering:
         elif node in self.shares:
             for share in self.shares[node]:
                 self._accumulate_product(number, share)
+        elif node in self.parts:
+            part, span = self.parts[node]
+            self.steps.append(Accumulate(number, self.memo[part], span))
         else:
             self.steps.append(Accumulate(number, self.memo[node]))
 

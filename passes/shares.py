@@ -1,4 +1,6 @@
-"""Gradients that are matrix products, or made of a few: each product is added to its part of the accumulator in place."""
+"""Gradients that are matrix products, or made of a few, or have only a span that isn't zero: each part is added to its place in
+the accumulator, and the whole is never made.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +42,9 @@ def products_in(gradient: fx.Node) -> list[Share]:
         return []
     if _is_product(whole):
         return [Share(whole, transposed, None)]
+    sliced = None if transposed else part_of(gradient)
+    if sliced is not None and _is_product(sliced[0]) and len(sliced[0].users) == 1:
+        return [Share(sliced[0], False, sliced[1])]
     if whole.target is not aten.cat.default or not all(_is_product(p) and len(p.users) == 1 for p in whole.all_input_nodes):
         return []
     dim, start, found = int(argument(whole, "dim")) % 2, 0, []
@@ -50,10 +55,21 @@ def products_in(gradient: fx.Node) -> list[Share]:
     return found
 
 
+def part_of(gradient: fx.Node) -> tuple[fx.Node, Span] | None:
+    """The part of a gradient beside which all is zero, and where it lies: that of a parameter of which a slice was read."""
+    if gradient.target is not aten.slice_backward.default:
+        return None
+    part, _, dim, start, stop, step = gradient.args
+    dim = int(dim) % gradient.meta["val"].ndim  # type: ignore[arg-type]
+    if step != 1 or dim > 1 or not isinstance(part, fx.Node) or not isinstance(start, int) or not isinstance(stop, int):
+        return None
+    return part, Span(dim, start, stop)
+
+
 def folded_into(gradient: fx.Node) -> list[fx.Node]:
     """The nodes of a gradient that `products_in` takes apart, which need not be made."""
     whole = gradient.all_input_nodes[0] if gradient.target is aten.t.default else gradient
-    return [gradient, whole, *(whole.all_input_nodes if whole.target is aten.cat.default else [])]
+    return [gradient, whole, *(whole.all_input_nodes if whole.target in (aten.cat.default, aten.slice_backward.default) else [])]
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -89,7 +89,7 @@ def _lines(step: Instruction, constants: dict[str, Any], device_type: str) -> li
                 several = _returns_several(step.target)
                 made.append(f"track_all({step.result!r})" if several else f"track({step.result!r})")
         case Accumulate():
-            made = [f"gradients[{step.index}].add_({step.value!r})"]
+            made = [f"gradients[{step.index}]{step.span or ''}.add_({step.value!r})"]
         case AccumulateProduct():
             into = f"gradients[{step.index}]{'.t()' if step.transposed else ''}{step.span or ''}"
             made = [f"{into}.addmm_({step.left!r}, {step.right!r})"]

@@ -44,15 +44,6 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Accumulate:
-    """`accumulator[index] += value`: the share of one tile in the gradient of an input; `frees` are dropped."""
-
-    index: int
-    value: Slot
-    frees: tuple[Slot, ...] = ()
-
-
-@dataclass(frozen=True)
 class Span:
     """Rows (dimension 0) or columns (dimension 1) start … stop - 1 of a matrix."""
 
@@ -62,6 +53,16 @@ class Span:
 
     def __str__(self) -> str:
         return f"[{':, ' * self.dim}{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """`accumulator[index] += value`: the share of one tile in the gradient of an input, or in a span of that."""
+
+    index: int
+    value: Slot
+    span: Span | None = None
+    frees: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _text(step: Instruction) -> str:
             args = [repr(a) for a in step.args] + [f"{k}={v!r}" for k, v in step.kwargs.items()]
             return f"{step.result!r} = {step.target}({', '.join(args)})"
         case Accumulate():
-            return f"gradient[{step.index}] += {step.value!r}"
+            return f"gradient[{step.index}]{step.span or ''} += {step.value!r}"
         case AccumulateProduct():
             into = f"gradient[{step.index}]{'.T' if step.transposed else ''}{step.span or ''}"
             return f"{into} += {step.left!r} @ {step.right!r}"
