@@ -18,7 +18,7 @@ from adjcomp.machine import Machine, parse_machine
 from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
 from adjcomp.passes.calls import CallTensors, describe_call
-from adjcomp.passes.chunks import candidate_chunks
+from adjcomp.passes.chunks import candidate_chunks, long_chunks
 from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine
 from adjcomp.session import Session, made_side_bytes
@@ -107,6 +107,7 @@ def _request(
         machine=machine,
         options=options or Options(),
         optimizer=optimizer_bytes_by_name(optimizer, dict(model.named_parameters())),
+        long_candidates=() if chunk is not None else long_chunks(call.seq_len, machine.devices[0].kind, len(machine.devices)),
     )
 
 

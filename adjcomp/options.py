@@ -32,6 +32,9 @@ class Options:
             spilled to; None: they stay on the device.
         border_dtype: "bfloat16" lets plans for one device keep borders, the states that chunks are recomputed from, in lower
             precision: an approximation of the gradient. None: they keep their own.
+        summaries: whether contiguous ranges of time on several devices are joined by summaries of what each does to any state, so
+            that none waits for those before it (True), or hand their states on as they go (False). None: what is faster. Two
+            ranges always hand on.
         adjoint_norms: note the norm of the adjoint state at every border, in `compiled.stats.adjoint_norms`.
     """
 
@@ -44,6 +47,7 @@ class Options:
     cuda_graphs: bool | None = False
     host_budget: int | str | None = None
     border_dtype: str | None = None
+    summaries: bool | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -58,6 +62,8 @@ class Options:
             raise ValueError(f"streams must be at least 1, not {self.streams}")
         if not (self.cuda_graphs is None or isinstance(self.cuda_graphs, bool)):
             raise TypeError(f"cuda_graphs must be True, False or None, not {self.cuda_graphs!r}")
+        if not (self.summaries is None or isinstance(self.summaries, bool)):
+            raise TypeError(f"summaries must be True, False or None, not {self.summaries!r}")
         if self.host_budget is not None:
             parse_bytes(self.host_budget)
         if self.border_dtype not in (None, "bfloat16"):

@@ -10,16 +10,18 @@ import torch
 from adjcomp.budget import Held, outside_costs
 from adjcomp.calibration import measured_times
 from adjcomp.errors import BudgetError
-from adjcomp.ir.costs import TileCost
+from adjcomp.ir.costs import JoinCost, TileCost
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import HostTier, Plan
 from adjcomp.ir.recording import RESIDENT_KIND, RecordingPolicy
 from adjcomp.ir.variant import Coupling, Variant
+from adjcomp.joins import joins_of
 from adjcomp.machine import Device, Link, Machine, known_profiles, profile_device
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.forward_only import forward_plan
+from adjcomp.passes.joinable import NotJoinable
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import Search, solve_forms
@@ -45,6 +47,7 @@ class PlanRequest:
     options: Options
     saved: Plan | None = None  # a plan to run instead of making one
     recording: RecordingPolicy | None = None  # `make_executable` chooses it by the options
+    long_candidates: Sequence[int] = ()  # further chunk lengths, for ranges of time that are joined by summaries
 
 
 def make_executable(request: PlanRequest) -> Executable:
@@ -110,8 +113,12 @@ def _saved_executable(request: PlanRequest, plan: Plan, recording: RecordingPoli
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
     rates = device_rates(own_device(request.held))
-    model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording)
+    joins = request.captured.joins(splits) if plan.costs.joins else ()
+    joins = () if isinstance(joins, NotJoinable) else joins
+    model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording, joins=joins)
     expected = model(plan.chunk)
+    if tuple(map(_bytes_of, expected.joins)) != tuple(map(_bytes_of, plan.costs.joins)):
+        raise ValueError("the saved plan doesn't fit the model: what joins ranges of time differs")
     for table, saved_table in ((expected.layers, plan.costs.layers), (expected.last_layers, plan.costs.last_layers)):
         if len(table) != len(saved_table):
             raise ValueError(f"the saved plan has {len(saved_table)} layers with stem and head, the model {len(table)}")
@@ -124,7 +131,7 @@ def _saved_executable(request: PlanRequest, plan: Plan, recording: RecordingPoli
     counted = plan.costs.resident_bytes.get(RESIDENT_KIND, 0)
     recorded = model.recorded(plan.chunk)
     recorded = recorded if recorded is not None and recorded.total_bytes <= counted else None
-    return Executable(request.captured.stack, plan, *programs, recorded)
+    return Executable(request.captured.stack, plan, *programs, recorded, model.join_programs(plan.chunk))
 
 
 def _check_variant(plan: Plan, variant: Variant) -> None:
@@ -134,14 +141,16 @@ def _check_variant(plan: Plan, variant: Variant) -> None:
         raise ValueError(f"the saved plan computes another gradient ({saved}) than asked for ({variant}): plan again")
 
 
-def _bytes_of(tile: TileCost) -> tuple[object, ...]:
-    """All of a tile's costs but its times and its name."""
+def _bytes_of(tile: TileCost | JoinCost) -> tuple[object, ...]:
+    """All of a tile's costs, or of joining its layer's ranges, but times and names."""
     return tuple(getattr(tile, f.name) for f in fields(tile) if not f.name.endswith("_seconds") and f.name != "name")
 
 
 @dataclass(frozen=True)
 class OfflineRequest:
-    """What a plan is wanted for, on a machine that need not be here. budget_bytes: on every device."""
+    """What a plan is wanted for, on a machine that need not be here. budget_bytes: on every device. long_candidates: further
+    chunk lengths, for ranges of time that are joined by summaries.
+    """
 
     captured: Captured
     seq_len: int
@@ -152,6 +161,7 @@ class OfflineRequest:
     machine: Machine
     options: Options
     optimizer: Mapping[str, int]  # bytes of optimizer state by parameter
+    long_candidates: Sequence[int] = ()
 
 
 def plan_on_machine(request: OfflineRequest) -> Plan:
@@ -195,7 +205,8 @@ def _offline_model(request: OfflineRequest, policy: KeepPolicy) -> CostModel:
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
     rates, recording = device_rates(request.machine.devices[0]), _offline_recording(request)
-    return CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording)
+    joins = joins_of(request.captured, splits, request.options, len(request.machine.devices))
+    return CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=recording, joins=joins)
 
 
 def _offline_recording(request: OfflineRequest) -> RecordingPolicy | None:
@@ -223,6 +234,7 @@ def _plan_on_devices(request: OfflineRequest, models: Mapping[KeepPolicy, CostMo
         budget_bytes=request.budget_bytes,
         candidates=request.candidates,
         options=request.options,
+        long_candidates=request.long_candidates,
     )
 
 

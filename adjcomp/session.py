@@ -25,7 +25,7 @@ from adjcomp.optimizers import optimizer_bytes, optimizer_bytes_by_name
 from adjcomp.options import Options
 from adjcomp.passes.aliasing import storage_root
 from adjcomp.passes.calls import CallTensors, describe_call
-from adjcomp.passes.chunks import candidate_chunks
+from adjcomp.passes.chunks import candidate_chunks, long_chunks
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.planning import PlanRequest, make_evaluation, make_executable
 from adjcomp.progress import progress
@@ -213,7 +213,8 @@ class Session:
             budget = min(budget, self.ceiling_bytes)
         length, candidates = found.call.seq_len, self._candidates(found.call.seq_len, device)
         options = self.options if self.spread is None else replace(self.options, cuda_graphs=False)
-        return PlanRequest(found.captured, length, held, side_bytes, budget, candidates, str(device), options, self.saved_plan)
+        request = PlanRequest(found.captured, length, held, side_bytes, budget, candidates, str(device), options, self.saved_plan)
+        return request if self.spread is None or self.chunk is not None else replace(request, long_candidates=self._long(length))
 
     def _key(self, request: PlanRequest, found: Understood) -> tuple[Any, ...]:
         resident = tuple(sorted(request.held.resident_bytes().items())) if self.spread is None else (found.accumulated,)
@@ -256,6 +257,11 @@ class Session:
         wanted = RanksRequest(request, whole, own, spread.layout, state, spread.owned)
         plan = spread.plan(lambda: plan_for_ranks(wanted))
         return make_executable(replace(request, held=whole, saved=plan))
+
+    def _long(self, seq_len: int) -> list[int]:
+        """Chunk lengths for ranges of time that are joined by summaries."""
+        device, ranks = next(self.model.parameters()).device, 1 if self.spread is None else len(self.spread.layout.ranks)
+        return long_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda", ranks)
 
     def _candidates(self, seq_len: int, device: torch.device) -> list[int]:
         if self.chunk is not None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from adjcomp.ir.costs import StackCosts, Tie, TileCost
+from adjcomp.ir.costs import JoinCost, StackCosts, Tie, TileCost
+from adjcomp.ir.joining import JoinPrograms
 from adjcomp.ir.program import Program, TilePrograms, Work
 from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
 from adjcomp.ir.stack import InputKind, OutputKind, ResidualStack, Template, narrow_dtype
 from adjcomp.ir.variant import Coupling
 from adjcomp.machine import Device
+from adjcomp.passes.joincosts import join_cost
+from adjcomp.passes.joining import JoinGraphs, join_programs
 from adjcomp.passes.joint import KeepPolicy, Split
 from adjcomp.passes.programs import tile_programs
 from adjcomp.passes.recording import recorded_programs
 from adjcomp.passes.sizes import number_of_bytes
+
+FEWEST_RANGES = 3  # two have nothing to join: the first hands its state on
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class CostModel:
     times: tuple[TileTimes, ...] | None = None  # measured, by template; None: the analytic model
     recording: RecordingPolicy | None = None  # None: every kernel is launched by itself
     _programs: dict[int, tuple[TilePrograms, ...]] = field(default_factory=dict)
+    joins: tuple[JoinGraphs, ...] = ()  # by template, where ranges of time may be joined by summaries
 
     def programs(self, length: int) -> tuple[TilePrograms, ...]:
         """Programs of every template at a chunk length."""
@@ -107,6 +113,10 @@ class CostModel:
             pairs = zip(self.stack.templates, self.splits, strict=True)
             self._programs[length] = tuple(tile_programs(template, split, length) for template, split in pairs)
         return self._programs[length]
+
+    def join_programs(self, length: int) -> tuple[JoinPrograms, ...]:
+        """What joins ranges of every template, for chunks of a length; nothing where they aren't to be joined."""
+        return tuple(join_programs(graphs, length) for graphs in self.joins)
 
     def recorded(self, length: int) -> RecordedPrograms | None:
         """The programs that are recorded at a chunk length; None where there are none."""
@@ -136,7 +146,29 @@ class CostModel:
             adjoint_window=self.stack.variant.adjoint_window,
             shares_cotangent=self._shares_cotangent(),
             shared_sides=self._shared_sides(),
+            joins=self._joins(chunk) if math.ceil(self.seq_len / chunk) >= FEWEST_RANGES else (),
         )
+
+    def _joins(self, length: int) -> tuple[JoinCost, ...]:
+        """The costs of joining ranges in each layer; work takes as much longer than the rates say as that of the tile does."""
+        found, layers = [], {layer.template: layer for layer in self.stack.layers}
+        for index, (programs, tile) in enumerate(zip(self.join_programs(length), self.programs(length), strict=False)):
+            forward_seconds, _, adjoint_seconds = self._seconds(index, tile, length)
+            forward = self._at_pace(forward_seconds, tile.forward)
+            backward = forward if tile.vjp is None else self._at_pace(adjoint_seconds, tile.vjp)
+            template = self.stack.templates[index]
+            placeholders = zip(template.graph.graph.find_nodes(op="placeholder"), template.inputs, strict=True)
+            streams = [node.meta["val"] for node, entry in placeholders if entry.kind is InputKind.STREAM]
+            cut = sum(number_of_bytes(value, template.time, programs.steps) for value in streams)
+            sides, _ = self._slices(template, length)
+            found.append(join_cost(programs, template, layers[index], (sides, sides + cut), forward, backward))
+        return tuple(found[layer.template] for layer in self.stack.layers) if found else ()
+
+    def _at_pace(self, seconds: float, program: Program) -> Callable[[Work], float]:
+        """Seconds of work that is like a program's, which takes `seconds`."""
+        expected = self.rates.seconds(program.work)
+        rates = self.rates.scaled(seconds / expected) if seconds > 0 and expected > 0 else self.rates
+        return rates.seconds
 
     def _table(self, length: int) -> tuple[TileCost, ...]:
         programs = self.programs(length)

@@ -113,8 +113,15 @@ def _cut(graph: fx.Graph, product: fx.Node, whole: fx.Node, reads: list[_Read], 
 def _slice(emit: Emitter, like: fx.Node, value: fx.Node, start: int, stop: int) -> fx.Node:
     """Columns of a value; rows of what it is the transpose of, so that the gradient of those is no transpose."""
     if value.target is aten.t.default:
-        return emit.call(like, aten.t.default, emit.call(like, aten.slice.Tensor, value.args[0], 0, start, stop))
+        return emit.call(like, aten.t.default, _rows(emit, like, value.args[0], start, stop))  # type: ignore[arg-type]
     return emit.call(like, aten.slice.Tensor, value, -1, start, stop)
+
+
+def _rows(emit: Emitter, like: fx.Node, value: fx.Node, start: int, stop: int) -> fx.Node:
+    """Rows of a value; of one in another precision, those alone are converted."""
+    if value.target is aten._to_copy.default and len(value.users) == 1:
+        return emit.call(like, value.target, _rows(emit, like, value.args[0], start, stop), **value.kwargs)  # type: ignore[arg-type]
+    return emit.call(like, aten.slice.Tensor, value, 0, start, stop)
 
 
 def _columns(product: fx.Node) -> set[int]:

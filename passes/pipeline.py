@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from adjcomp.ir.stack import ResidualStack
 from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.passes.capture import TracedModel, capture
+from adjcomp.passes.joinable import NotJoinable, joinable
+from adjcomp.passes.joining import JoinGraphs, join_graphs
 from adjcomp.passes.joint import JointGraph, KeepPolicy, Split, differentiate, split
 from adjcomp.passes.streaming import Piece, as_piece
 from adjcomp.passes.timeshard import Trainable, shard
@@ -45,6 +47,18 @@ class Captured:
     def splits(self, policy: KeepPolicy) -> tuple[Split | None, ...]:
         """Each joint graph cut by a policy."""
         return tuple(None if joint is None else split(joint, policy) for joint in self.joints)
+
+    def joins(self, splits: Sequence[Split | None]) -> tuple[JoinGraphs, ...] | NotJoinable:
+        """What joins ranges of time of each template by summaries, or why they can't be."""
+        found: list[JoinGraphs] = []
+        if self.stack.variant.approximate:
+            return NotJoinable("the gradient is an approximation")
+        for template, part in zip(self.stack.templates, splits, strict=True):
+            kind = joinable(template, None if part is None else part.joint)
+            if isinstance(kind, NotJoinable):
+                return kind
+            found.append(join_graphs(kind, part))
+        return tuple(found)
 
 
 def run_capture(

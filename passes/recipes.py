@@ -13,6 +13,18 @@ from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp,
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.narrow import Narrow, Widen
+from adjcomp.ir.summaries import (
+    AdjointSettle,
+    AdjointSummarize,
+    Adopt,
+    Detach,
+    RangeAction,
+    Settle,
+    SplitHalo,
+    Summarize,
+    Tail,
+    TailVjp,
+)
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
@@ -41,6 +53,15 @@ _KEYS: dict[type[Action], Callable[[Any, int], Key]] = {
     HeadVjp: lambda action, last: (HeadVjp, action.chunk == last),
     Narrow: lambda action, last: (Narrow, action.layer, action.chunk == last),
     Widen: lambda action, last: (Widen, action.layer, action.chunk == last),
+    Tail: lambda action, last: (Tail, action.layer),
+    Summarize: lambda action, last: (Summarize, action.layer, action.chunk == action.first),
+    Settle: lambda action, last: (Settle, action.layer, action.chunk - action.first),
+    Adopt: lambda action, last: (Adopt, action.layer),
+    AdjointSummarize: lambda action, last: (AdjointSummarize, action.layer, action.chunk == action.last),
+    AdjointSettle: lambda action, last: (AdjointSettle, action.layer, action.last - action.chunk),
+    Detach: lambda action, last: (Detach, action.layer),
+    SplitHalo: lambda action, last: (SplitHalo, action.layer),
+    TailVjp: lambda action, last: (TailVjp, action.layer),
 }
 
 
@@ -110,6 +131,8 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.tile(layer, chunk).adjoint_workspace_bytes
         case HeadVjp(chunk=chunk):
             return costs.tile(costs.head, chunk).adjoint_workspace_bytes
+        case RangeAction():
+            return action.workspace_bytes(costs)
         case Publish(layer=layer):
             return costs.publish_bytes[layer]
         case Free() | Fork() | Join() | Send() | Sum() | SumTied() | Offload():

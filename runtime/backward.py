@@ -79,7 +79,7 @@ class Backward:
         if k > self.active_top:
             self._skip(k, chunk)
             return
-        layer, template = self.tiles.layer(k)
+        layer, _ = self.tiles.layer(k)
         programs = self.tiles.executable.tile(k, chunk)
         if programs.vjp is None:
             raise RuntimeError(f"layer {layer.name} has no VJP, but the plan asks for one")
@@ -87,22 +87,25 @@ class Backward:
         arguments = self.tiles.arguments(k, chunk, programs.reads)
         arguments += [present(values[stream(k, chunk)][0]) for _ in programs.reads_outputs]
         arguments += [present(saved) for saved in values.pop(keep(k, chunk))]
-        arguments += [self._cotangent(k, chunk, i) for i in programs.cotangents]
-        gradients = self._accumulators(layer, template, programs, chunk)
+        arguments += [self.cotangent(k, chunk, i) for i in programs.cotangents]
+        gradients = self.accumulators(k, chunk, self.tiles.span(chunk))
         results = self.tiles.run(k, programs.vjp, arguments, programs.reads, gradients)
         self._store(k, chunk, results, programs)
 
-    def _accumulators(self, layer: Layer, template: Template, programs: TilePrograms, chunk: int) -> list[Tensor | None]:
-        """By gradient number: where the gradient of a parameter or a side is added; None for streams and carries."""
+    def accumulators(self, k: int, chunk: int, span: tuple[int, int]) -> list[Tensor | None]:
+        """By gradient number: where the gradient of a parameter, or of some steps of a side, is added; None for streams and
+        carries.
+        """
+        layer, template = self.tiles.layer(k)
         found: list[Tensor | None] = []
-        for i in programs.gradients:
+        for i in self.tiles.executable.tile(k, chunk).gradients:
             entry = template.inputs[i]
             if entry.kind is InputKind.PARAMETER:
                 found.append(self.parameters[layer.parameters[entry.index]])
             elif entry.kind is InputKind.SIDE:
                 side = layer.sides[entry.index]
                 axis = self.stack.sides[side].axis
-                found.append(self.sides[side] if axis is None else self.tiles.window(self.sides[side], axis, chunk))
+                found.append(self.sides[side] if axis is None else self.tiles.window(self.sides[side], axis, span))
             else:
                 found.append(None)
         return found
@@ -139,20 +142,20 @@ class Backward:
         made = self.tiles.zeros(info.shape, info.dtype)
         return made.copy_(adjoint[:, : made[0].numel()].view(info.shape))
 
-    def _stream_cotangent(self, k: int, chunk: int) -> Tensor | None:
-        """g[k,chunk], given up by the last tile that reads it; None where nothing flowed."""
+    def _stream_cotangent(self, k: int, chunk: int, keep: bool) -> Tensor | None:
+        """g[k,chunk], given up by the last tile that reads it (unless it is to `keep`); None where nothing flowed."""
         costs = self.tiles.executable.plan.costs
         value = cotangent(costs.cotangent_of(k), chunk)
-        last = not costs.shares_cotangent or not costs.tile(k, chunk).passes_cotangent
+        last = not keep and (not costs.shares_cotangent or not costs.tile(k, chunk).passes_cotangent)
         return (self.tiles.values.pop(value, [None]) if last else self.tiles.values.get(value, [None]))[0]
 
-    def _cotangent(self, k: int, chunk: int, i: int) -> Tensor:
-        """The cotangent of output i of a tile; zeros where nothing flowed."""
+    def cotangent(self, k: int, chunk: int, i: int, *, keep: bool = False) -> Tensor:
+        """The cotangent of output i of a tile; zeros where nothing flowed. keep: the tile's own VJP reads it afterwards."""
         layer, template = self.tiles.layer(k)
         entry = template.outputs[i]
         match entry.kind:
             case OutputKind.STREAM:
-                given = self._stream_cotangent(k, chunk)
+                given = self._stream_cotangent(k, chunk, keep)
                 return self.tiles.stream_zeros(k, chunk) if given is None else given
             case OutputKind.CARRY:
                 info = layer.carries[entry.index]
@@ -167,8 +170,8 @@ class Backward:
                 index = layer.outs[entry.index]
                 whole, axis = self.given.outs[index], self.stack.outs[index].axis
                 if whole is not None:
-                    return self.tiles.slice(whole, axis, chunk)
-                like = self.tiles.slice(self.outputs.outs[index], axis, chunk)
+                    return self.tiles.slice(whole, axis, self.tiles.span(chunk))
+                like = self.tiles.slice(self.outputs.outs[index], axis, self.tiles.span(chunk))
                 return self.tiles.zeros(like.shape, like.dtype)
 
     def _skip(self, k: int, chunk: int) -> None:

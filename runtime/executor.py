@@ -17,6 +17,7 @@ from adjcomp.ir.executable import Executable
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.stack import CarryInfo, OutputKind, narrow_dtype
+from adjcomp.ir.summaries import RangeAction
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Value, carry, keep, narrow, stream
 from adjcomp.runtime.backward import Backward
@@ -24,6 +25,7 @@ from adjcomp.runtime.host import HostCopies, offloaded_bytes
 from adjcomp.runtime.kernels.determinism import fixed_kernels
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.exchange import Exchange
+from adjcomp.runtime.ranges import Ranges
 from adjcomp.runtime.recording import Recordings, Results
 from adjcomp.runtime.resident import ResidentGuard
 from adjcomp.runtime.streams import streams_of
@@ -54,6 +56,7 @@ class Step:
         self.actions = executable.plan.actions if exchange is None else exchange.part.actions
         self.turn = next((i for i, action in enumerate(self.actions) if isinstance(action, Turn)), len(self.actions))
         self.streams = streams_of(self.tiles.device)
+        self.ranges = Ranges(self.tiles)
         self.outputs = self._new_outputs()
         self.host = self._host()
         self.reverse: Backward | None = None
@@ -146,6 +149,8 @@ class Step:
                 self.streams.fork(self.tiles.values)
             case Join():
                 self.streams.join()
+            case RangeAction():
+                self._range(action)
             case Publish() | Free():
                 pass  # gradients leave together, as the result of the bridge to autograd
             case Send() | Receive() | Sum() | SumTied():
@@ -176,6 +181,13 @@ class Step:
                 self.tiles.values[value] = self.exchange.receive(action)
             case Sum() | SumTied():
                 self.exchange.add(action, self._reverse().parameters)
+
+    def _range(self, action: RangeAction) -> None:
+        """An action that joins ranges of time."""
+        if self.reverse is None:
+            self.ranges.forward(action)
+        else:
+            self.ranges.backward(action, self.reverse)
 
     def _dtypes(self, layer: int) -> list[torch.dtype]:
         return [info.dtype for info in self.executable.stack.layers[layer].carries]
@@ -258,7 +270,7 @@ class Step:
         for index, share in zip(bound.sums, self._of_kind(layer, outputs, OutputKind.SUM), strict=True):
             self.outputs.sums[index].add_(share)
         for index, part in zip(bound.outs, self._of_kind(layer, outputs, OutputKind.OUT), strict=True):
-            place = self.tiles.window(self.outputs.outs[index], stack.outs[index].axis, chunk)
+            place = self.tiles.window(self.outputs.outs[index], stack.outs[index].axis, self.tiles.span(chunk))
             place.copy_(part.view(place.shape))
 
 

@@ -45,7 +45,15 @@ class Tiles:
     def arguments(self, k: int, chunk: int, indices: Sequence[int]) -> list[Tensor]:
         """What the placeholders `indices` of tile (k, chunk) get."""
         layer, template = self.layer(k)
-        return [self._argument(layer, template.inputs[i], k, chunk) for i in indices]
+        states = self.values.get(carry(k, chunk - 1), [])
+        return [self._argument(layer, template.inputs[i], k, chunk, states, self.span(chunk)) for i in indices]
+
+    def derived(self, k: int, chunk: int, indices: Sequence[int], states: Held, steps: int | None = None) -> list[Tensor]:
+        """The same for a part of a tile, from other states; steps: of the chunk's end alone."""
+        layer, template = self.layer(k)
+        start, end = self.span(chunk)
+        span = (start if steps is None else end - steps, end)
+        return [self._argument(layer, template.inputs[i], k, chunk, states, span) for i in indices]
 
     def run(
         self,
@@ -80,18 +88,23 @@ class Tiles:
         results = self.run(k, program, self.arguments(k, chunk, inputs), inputs, [], passing)
         return results[:count], list(results[count:])
 
-    def slice(self, whole: Tensor, axis: TimeAxis, chunk: int) -> Tensor:
-        """A chunk of a whole-sequence tensor, dense, in the layout that tiles take."""
-        part = chunk_of(whole, axis, self.span(chunk))
+    def slice(self, whole: Tensor, axis: TimeAxis, span: tuple[int, int]) -> Tensor:
+        """Some steps of a whole-sequence tensor, dense, in the layout that tiles take."""
+        part = chunk_of(whole, axis, span)
         if part.is_contiguous():
             return part
         made = part.contiguous()
         self.tracker.track(made)
         return made
 
-    def window(self, whole: Tensor, axis: TimeAxis, chunk: int) -> Tensor:
-        """The place of a chunk in a whole-sequence tensor, for writing."""
-        return slice_in_place(whole, axis, self.span(chunk))
+    def window(self, whole: Tensor, axis: TimeAxis, span: tuple[int, int]) -> Tensor:
+        """The place of some steps in a whole-sequence tensor, for writing."""
+        return slice_in_place(whole, axis, span)
+
+    def last_steps(self, k: int, chunk: Tensor, steps: int) -> Tensor:
+        """The place of the last steps in a tensor like x[k,c]."""
+        time = next(dim for dim, size in enumerate(self._stream(k).shape) if not isinstance(size, int))
+        return chunk.narrow(time, chunk.shape[time] - steps, steps)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Counted zeros on the step's device."""
@@ -101,11 +114,29 @@ class Tiles:
 
     def stream_zeros(self, k: int, chunk: int) -> Tensor:
         """Zeros like x[k,chunk]."""
-        _, template = self.layer(k)
-        nodes: Any = next(n for n in template.graph.graph.nodes if n.op == "output").args[0]
-        value = next(n.meta["val"] for n, o in zip(nodes, template.outputs, strict=True) if o.kind is OutputKind.STREAM)
+        value = self._stream(k)
         start, end = self.span(chunk)
         return self.zeros([size if isinstance(size, int) else end - start for size in value.shape], value.dtype)
+
+    def _chunk_steps(self, k: int, chunk: int, span: tuple[int, int]) -> Tensor:
+        """x[k,chunk], or its last steps."""
+        whole = present(self.values[stream(k, chunk)][0])
+        if span == self.span(chunk):
+            return whole
+        part = self.last_steps(k, whole, span[1] - span[0])
+        if part.is_contiguous():
+            return part
+        made = part.contiguous()
+        self.tracker.track(made)
+        return made
+
+    def _stream(self, k: int) -> Tensor:
+        """The traced value of x[k,c]."""
+        _, template = self.layer(k)
+        nodes: Any = next(n for n in template.graph.graph.nodes if n.op == "output").args[0]
+        found = (n.meta["val"] for n, o in zip(nodes, template.outputs, strict=True) if o.kind is OutputKind.STREAM)
+        value: Tensor = next(found)
+        return value
 
     def _parameter(self, name: str) -> Tensor:
         found = self.parameters.get(name)
@@ -113,20 +144,20 @@ class Tiles:
             found = self.parameters[name] = self.inputs.state[name].detach()
         return found
 
-    def _argument(self, layer: Layer, entry: TileInput, k: int, chunk: int) -> Tensor:
+    def _argument(self, layer: Layer, entry: TileInput, k: int, chunk: int, states: Held, span: tuple[int, int]) -> Tensor:
         match entry.kind:
             case InputKind.PARAMETER:
                 return self._parameter(layer.parameters[entry.index])
             case InputKind.STREAM:
-                return present(self.values[stream(k - 1, chunk)][0])
+                return self._chunk_steps(k - 1, chunk, span)
             case InputKind.SIDE:
                 side = layer.sides[entry.index]
                 axis = self.executable.stack.sides[side].axis
                 whole = self.inputs.sides[side].detach()
-                return whole if axis is None else self.slice(whole, axis, chunk)
+                return whole if axis is None else self.slice(whole, axis, span)
             case InputKind.CARRY:
-                return present(self.values[carry(k, chunk - 1)][entry.index])
+                return present(states[entry.index])
             case InputKind.SEED:
                 return torch.tensor(mix_seed(self.inputs.seed, k), dtype=torch.int64, device=self.device)
             case InputKind.OFFSET:
-                return torch.tensor(self.span(chunk)[0], dtype=torch.int64, device=self.device)
+                return torch.tensor(span[0], dtype=torch.int64, device=self.device)

@@ -181,7 +181,7 @@ class HeadVjp(Action):
     chunk: int
 
     def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return _vjp_reads(costs, costs.head, self.chunk)
+        return vjp_reads(costs, costs.head, self.chunk)
 
     def writes(self, costs: StackCosts) -> tuple[Value, ...]:
         return _vjp_writes(costs, costs.head, self.chunk)
@@ -198,7 +198,7 @@ class Adjoint(Action):
     chunk: int
 
     def reads(self, costs: StackCosts) -> tuple[Value, ...]:
-        return _vjp_reads(costs, self.layer, self.chunk)
+        return vjp_reads(costs, self.layer, self.chunk)
 
     def writes(self, costs: StackCosts) -> tuple[Value, ...]:
         return _vjp_writes(costs, self.layer, self.chunk)
@@ -225,7 +225,7 @@ def _tile_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     return (*needed, carry(layer, chunk - 1)) if has_carry(costs.tile(layer, chunk)) else needed
 
 
-def _vjp_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
+def vjp_reads(costs: StackCosts, layer: int, chunk: int) -> tuple[Value, ...]:
     """What the VJP of tile (layer, chunk) reads; the flags of its tile say which of the tile's inputs and outputs it looks at."""
     tile = costs.tile(layer, chunk)
     needed = [keep(layer, chunk)]

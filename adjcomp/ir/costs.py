@@ -41,6 +41,31 @@ class TileCost:
 
 
 @dataclass(frozen=True)
+class JoinCost:
+    """What joins ranges of time in one layer by summaries: bytes, workspaces and seconds, at chunks of full length.
+
+    A *halo* is the part of the state that the last `steps` steps of a range make whatever comes in; the rest is *linear*: a range
+    moves it by a product and adds to it. A layer without a state has neither.
+    """
+
+    steps: int  # that halos look back
+    halo_bytes: int  # halo[k,c], the state's halos; 0 where it has none
+    summary_bytes: int  # sum[k,c]: the state that a range would leave from nothing, and its products; 0 where all is halo
+    halo_adjoint_bytes: int  # ghalo[k,c], the cotangent of halo[k,c]; 0 where none is wanted
+    adjoint_summary_bytes: int  # asum[k,c]: the adjoint state likewise, and its products; 0 where no linear state takes one
+    tail_workspace_bytes: int
+    summarize_workspace_bytes: int
+    adjoint_summarize_workspace_bytes: int
+    tail_vjp_workspace_bytes: int
+    tail_seconds: float
+    summarize_seconds: float
+    settle_seconds: float  # of applying a summary to a state
+    adjoint_summarize_seconds: float
+    adjoint_settle_seconds: float
+    tail_vjp_seconds: float
+
+
+@dataclass(frozen=True)
 class Tie:
     """Trained parameters that several layers share, such as an embedding that is the head's matrix too."""
 
@@ -71,6 +96,7 @@ class StackCosts:
     adjoint_window: int | None = None  # steps that an output's adjoint reaches back; None: all, as backpropagation does
     shares_cotangent: bool = False  # residual coupling: every layer's VJP reads g[K,c], the one that the head makes
     shared_sides: tuple[tuple[int, ...], ...] = ()  # sets of layers that add to the gradient of one side input
+    joins: tuple[JoinCost, ...] = ()  # by layer; none where ranges of time can't be joined by summaries
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

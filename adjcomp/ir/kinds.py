@@ -14,6 +14,10 @@ KIND_NAMES: dict[Kind, str] = {
     Kind.KEEP: "internals",
     Kind.COTANGENT: "cotangents",
     Kind.ADJOINT: "adjoint states",
+    Kind.HALO: "borders",
+    Kind.SUMMARY: "borders",
+    Kind.ADJOINT_SUMMARY: "adjoint states",
+    Kind.HALO_ADJOINT: "adjoint states",
 }
 ALWAYS = ("parameters", "optimizer", "gradients", "borders", "internals", "workspace")  # named even when they are zero
 

@@ -57,8 +57,7 @@ class Ledger:
             raise BrokenRule(f"there is no tile of layer {layer}, chunk {chunk}")
         if layer == self.costs.head and kind in (Forward, Adjoint):
             raise BrokenRule(f"{kind.__name__} is for the stem and the layers; the head has Loss and HeadVjp")
-        if self.turned[device] == (kind in (Forward, Loss)):
-            raise BrokenRule(f"{kind.__name__} belongs {'before' if self.turned[device] else 'after'} the turn")
+        self.half(device, forward=kind in (Forward, Loss), what=kind.__name__)
         if keep and not self.costs.tile(layer, chunk).has_vjp:
             raise BrokenRule(f"layer {layer} has no VJP: nothing to keep internals for and nothing to run")
         if kind in (Forward, Loss):
@@ -67,6 +66,18 @@ class Ledger:
             self.once("Adjoint", layer, chunk)
             self.adjoints_left[layer] -= 1
             self.holders.setdefault(layer, set()).add(device)
+
+    def half(self, device: int, *, forward: bool, what: str) -> None:
+        """Something that belongs to the forward, before the turn of its device, or to the backward."""
+        if not self.started[device]:
+            raise BrokenRule("the plan has to start first")
+        if self.turned[device] == forward:
+            raise BrokenRule(f"{what} belongs {'before' if forward else 'after'} the turn")
+
+    def adds(self, device: int, layer: int) -> None:
+        """Something but a VJP of a tile adds to the gradients of a layer, which its device must have."""
+        if device not in self.holders.get(layer, ()):
+            raise BrokenRule(f"device {device} has no gradients of layer {layer} to add to")
 
     def complete(self, layers: tuple[int, ...]) -> set[int]:
         """The devices that hold gradients of `layers`; empty unless all VJPs of these are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.borders import BEFORE_TURN, Borders
 from adjcomp.ir.clock import Clock, WaitError
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.hosts import HostMemory
@@ -12,6 +13,7 @@ from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, narrow_rule, tile_rule, value_size
 from adjcomp.ir.section import RaceError, Section
+from adjcomp.ir.summaries import RangeAction, TailVjp
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 
@@ -30,6 +32,7 @@ class Replay:
         self.peak_kinds = [by_kind(share.resident_bytes, {}, held, 0) for share, held in zip(plan.shares, self.held, strict=True)]
         self.seconds: list[float] = []
         self.ledger = Ledger(plan.costs, len(plan.shares))
+        self.borders = Borders(plan.costs)
         self.summing: list[int] = []  # devices whose part of the sum at hand has come by
         self.host = HostMemory([share.host for share in plan.shares])
         timed = plan.wiring is not None or self.host.exists
@@ -53,7 +56,10 @@ class Replay:
                 self.ledger.turn(action.device, first, last)
                 self.fixed[action.device] += sum(self.shares[action.device].turn_bytes.values())
                 self._run(action, 0, initial_rule(self.costs, Kind.ADJOINT, first, last, self.costs.chunk_count - 1))
+            case RangeAction():
+                self._range(action)
             case Publish(layer=layer):
+                self.borders.check_complete((layer,))
                 self.ledger.publish(action.device, layer)
                 self._run(action, 0, Rule((), (), (), self.costs.publish_bytes[layer], 0.0))
             case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
@@ -63,9 +69,9 @@ class Replay:
             case Advance(layer=layer, chunk=chunk):
                 self._tile(action, layer, chunk, False)
             case Adjoint(layer=layer, chunk=chunk):
-                self._tile(action, layer, chunk, True)
+                self._vjp(action, layer, chunk)
             case HeadVjp(chunk=chunk):
-                self._tile(action, self.costs.head, chunk, True)
+                self._vjp(action, self.costs.head, chunk)
             case Narrow(layer=layer, chunk=chunk) | Widen(layer=layer, chunk=chunk):
                 self.ledger.border(action.device, layer, chunk)
                 self._run(action, chunk, narrow_rule(self.costs, layer, chunk, wider=isinstance(action, Widen)))
@@ -98,6 +104,19 @@ class Replay:
             if live:
                 names = ", ".join(str(value) for value in list(live)[:5])
                 raise BrokenRule(f"{len(live)} values are never freed on device {device}: {names}")
+
+    def _range(self, action: RangeAction) -> None:
+        """An action on a border between ranges, or on a chunk of a range that is summarized."""
+        self.ledger.half(action.device, forward=isinstance(action, BEFORE_TURN), what=type(action).__name__)
+        if isinstance(action, TailVjp):
+            self.ledger.adds(action.device, action.layer)
+        self._run(action, action.chunk, self.borders.rule(action))
+
+    def _vjp(self, action: Action, layer: int, chunk: int) -> None:
+        """The VJP of a tile."""
+        self.borders.check_cotangent(layer, chunk)
+        self._tile(action, layer, chunk, True)
+        self.borders.made(action.device, layer, chunk)
 
     def _fork(self, action: Fork) -> None:
         if len(self.shares) > 1 or action.frees:
@@ -160,6 +179,7 @@ class Replay:
             case Receive(value=value, source=source):
                 self._other(action.device, source)
                 size = value_size(self.costs, *value)
+                self.borders.received(action.device, value)
                 self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
                 clock.receive(action.device, source, value)
 
@@ -170,6 +190,7 @@ class Replay:
 
     def _sum(self, device: int, what: str, index: int, layers: tuple[int, ...], size: int, clock: Clock) -> None:
         """One device's part of a sum over all that hold gradients of `layers`."""
+        self.borders.check_complete(layers)
         holders = self.ledger.complete(layers)
         if device not in holders or device in self.summing:
             raise BrokenRule(f"layers {', '.join(map(str, layers))} have no complete gradients to add up here")

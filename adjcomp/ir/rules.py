@@ -36,6 +36,10 @@ def value_size(costs: StackCosts, kind: Kind, layer: int, chunk: int) -> int:
         Kind.COTANGENT: tile.cotangent_bytes,
         Kind.ADJOINT: tile.adjoint_bytes,
     }
+    if kind not in sizes:
+        join = costs.joins[layer]
+        sizes[Kind.HALO], sizes[Kind.HALO_ADJOINT] = join.halo_bytes, join.halo_adjoint_bytes
+        sizes[Kind.SUMMARY], sizes[Kind.ADJOINT_SUMMARY] = join.summary_bytes, join.adjoint_summary_bytes
     return sizes[kind]
 
 

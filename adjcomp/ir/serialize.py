@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from adjcomp.ir.actions import Action, own_fields
-from adjcomp.ir.costs import StackCosts, Tie, TileCost
+from adjcomp.ir.costs import JoinCost, StackCosts, Tie, TileCost
 from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status, Wiring
 from adjcomp.ir.transfers import ACTIONS
 from adjcomp.ir.values import Value, parse_value
@@ -118,5 +118,6 @@ def _costs(data: dict[str, Any]) -> StackCosts:
     tables = {key: tuple(TileCost(**row) for row in data[key]) for key in ("layers", "last_layers")}
     ties = tuple(Tie(tuple(tie["layers"]), tie["gradient_bytes"]) for tie in data["ties"])
     sides = tuple(tuple(layers) for layers in data["shared_sides"])
-    found = {**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties, "shared_sides": sides}
+    joins = tuple(JoinCost(**row) for row in data.get("joins", ()))
+    found = {**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties, "shared_sides": sides, "joins": joins}
     return StackCosts(**found)

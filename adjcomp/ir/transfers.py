@@ -33,6 +33,17 @@ from adjcomp.ir.actions import (
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.narrow import Narrow, Widen
+from adjcomp.ir.summaries import (
+    AdjointSettle,
+    AdjointSummarize,
+    Adopt,
+    Detach,
+    Settle,
+    SplitHalo,
+    Summarize,
+    Tail,
+    TailVjp,
+)
 from adjcomp.ir.values import Value
 
 
@@ -124,5 +135,6 @@ class Fetch(Action):
 
 
 _TILES = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish)
-_SET = (*_TILES, Narrow, Widen, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
+_RANGES = (Tail, Summarize, Settle, Adopt, AdjointSummarize, AdjointSettle, Detach, SplitHalo, TailVjp)
+_SET = (*_TILES, *_RANGES, Narrow, Widen, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

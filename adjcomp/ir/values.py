@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.costs import JoinCost, StackCosts, TileCost
 
 
 class Kind(StrEnum):
@@ -17,6 +17,10 @@ class Kind(StrEnum):
     COTANGENT = "g"  # g[k,c], the cotangent of x[k,c]
     NARROW = "n"  # n[k,c], the state s[k,c] rounded to lower precision: a border that takes less
     ADJOINT = "lam"  # lam[k,c], the adjoint state: the cotangent of s[k,c]
+    HALO = "halo"  # halo[k,c], the part of s[k,c] that the last steps of chunk c make, whatever comes in
+    SUMMARY = "sum"  # sum[k,c], what a range up to chunk c does to any state: the one it leaves from nothing, and its products
+    ADJOINT_SUMMARY = "asum"  # asum[k,c], what a range from chunk c + 1 on does to any adjoint state, likewise
+    HALO_ADJOINT = "ghalo"  # ghalo[k,c], the cotangent of halo[k,c]: the part of lam[k,c] that belongs to halos
 
 
 class Value(NamedTuple):
@@ -69,6 +73,26 @@ def adjoint(layer: int, chunk: int) -> Value:
     return Value(Kind.ADJOINT, layer, chunk)
 
 
+def halo(layer: int, chunk: int) -> Value:
+    """halo[layer,chunk]."""
+    return Value(Kind.HALO, layer, chunk)
+
+
+def summary(layer: int, chunk: int) -> Value:
+    """sum[layer,chunk]."""
+    return Value(Kind.SUMMARY, layer, chunk)
+
+
+def adjoint_summary(layer: int, chunk: int) -> Value:
+    """asum[layer,chunk]."""
+    return Value(Kind.ADJOINT_SUMMARY, layer, chunk)
+
+
+def halo_adjoint(layer: int, chunk: int) -> Value:
+    """ghalo[layer,chunk]."""
+    return Value(Kind.HALO_ADJOINT, layer, chunk)
+
+
 def value_bytes(costs: StackCosts, value: Value) -> int:
     """Bytes of `value`; the initial state s[k,-1] and its adjoint are as large as those of chunk 0."""
     tile = costs.tile(value.layer, max(value.chunk, 0))
@@ -85,6 +109,20 @@ def value_bytes(costs: StackCosts, value: Value) -> int:
             return tile.cotangent_bytes
         case Kind.ADJOINT:
             return tile.adjoint_bytes
+        case Kind.HALO | Kind.SUMMARY | Kind.ADJOINT_SUMMARY | Kind.HALO_ADJOINT:
+            return _join_bytes(costs.joins[value.layer], value.kind)
+
+
+def _join_bytes(join: JoinCost, kind: Kind) -> int:
+    """Bytes of a value that joins ranges."""
+    match kind:
+        case Kind.HALO:
+            return join.halo_bytes
+        case Kind.SUMMARY:
+            return join.summary_bytes
+        case Kind.ADJOINT_SUMMARY:
+            return join.adjoint_summary_bytes
+    return join.halo_adjoint_bytes
 
 
 def has_carry(tile: TileCost) -> bool:

@@ -11,10 +11,12 @@ import torch
 from adjcomp.budget import SHARDS, Held, outside_costs
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.residency import Item, Residency
+from adjcomp.joins import joins_of
 from adjcomp.machine import Device, Machine, profile_links
 from adjcomp.machine import Link as MachineLink
 from adjcomp.mesh.agreement import Outcome
 from adjcomp.mesh.dimensions import Layout
+from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.planning import PlanRequest, calibrated, make_executable, own_device
@@ -53,15 +55,17 @@ def plan_for_ranks(wanted: RanksRequest) -> Plan:
         return request.saved
     if len(ranks) == 1:
         return make_executable(replace(request, held=wanted.own)).plan
+    options = replace(request.options, placement=wanted.layout.placement or (None if wanted.owned is None else "layers"))
     return solve_machine(
-        [_form(wanted, policy) for policy in (KeepPolicy.FULL, KeepPolicy.LEAN)],
+        [_form(wanted, policy, options) for policy in (KeepPolicy.FULL, KeepPolicy.LEAN)],
         machine=machine_of(own_device(wanted.own), ranks),
         seq_len=request.seq_len,
         budget_bytes=request.budget_bytes,
         candidates=request.candidates,
-        options=replace(request.options, placement=wanted.layout.placement or (None if wanted.owned is None else "layers")),
+        options=options,
         shape=wanted.layout.shape,
         owned=wanted.owned,
+        long_candidates=request.long_candidates,
     )
 
 
@@ -130,12 +134,13 @@ def _pickled(error: Exception) -> bytes:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def _form(wanted: RanksRequest, policy: KeepPolicy) -> tuple[CostModel, Residency]:
+def _form(wanted: RanksRequest, policy: KeepPolicy, options: Options) -> tuple[CostModel, Residency]:
     """Costs and residents of tiles that keep what `policy` says."""
     request = wanted.request
     stack, splits = request.captured.stack, request.captured.splits(policy)
     outside = outside_costs(stack, splits, wanted.whole, request.side_bytes, request.seq_len)
-    model = CostModel(stack, splits, request.seq_len, outside, device_rates(own_device(wanted.own)), policy)
+    joins = joins_of(request.captured, splits, options, len(wanted.layout.ranks))
+    model = CostModel(stack, splits, request.seq_len, outside, device_rates(own_device(wanted.own)), policy, joins=joins)
     model = calibrated(model, wanted.own, request.options)
     own = layer_residency(stack, splits, wanted.whole, wanted.optimizer, request.side_bytes, request.seq_len)
     shardings = shardings_of(wanted.own.parameters)

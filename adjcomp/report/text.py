@@ -9,6 +9,7 @@ from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss,
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.narrow import ROUNDED, Narrow, rounds_borders
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.summaries import AdjointSettle, AdjointSummarize, Adopt, Detach, Settle, SplitHalo, Summarize, Tail, TailVjp
 from adjcomp.ir.transfers import Offload
 from adjcomp.ir.values import value_bytes
 from adjcomp.ir.variant import Coupling, Variant
@@ -252,6 +253,14 @@ def action_name(action: Action) -> str:
             return "border recomputed"
         case Adjoint() | HeadVjp():
             return "adjoint and gradients"
+        case Summarize() | AdjointSummarize():
+            return "summary of a range"
+        case Settle() | AdjointSettle() | Adopt() | Detach():
+            return "border from a summary"
+        case Tail():
+            return "halos of a range"
+        case SplitHalo() | TailVjp():
+            return "gradients of halos"
     return type(action).__name__.lower()
 
 

@@ -15,6 +15,7 @@ from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.replay import Replay
 from adjcomp.ir.rules import BrokenRule
+from adjcomp.ir.summaries import RangeAction
 from adjcomp.ir.transfers import Fetch, Offload, Sum
 
 FIXED, WORKSPACE = "model, inputs, gradients", "workspace"
@@ -81,7 +82,7 @@ def layer_of(costs: StackCosts, action: Action) -> int | None:
             return costs.head
         case Offload(value=value) | Fetch(value=value):
             return value.layer
-        case Narrow(layer=layer) | Widen(layer=layer):
+        case Narrow(layer=layer) | Widen(layer=layer) | RangeAction(layer=layer):
             return layer
     return None
 
@@ -91,7 +92,7 @@ def chunk_of(action: Action) -> int | None:
     match action:
         case Forward(chunk=chunk) | Recompute(chunk=chunk) | Advance(chunk=chunk) | Adjoint(chunk=chunk):
             return chunk
-        case Loss(chunk=chunk) | HeadVjp(chunk=chunk):
+        case Loss(chunk=chunk) | HeadVjp(chunk=chunk) | RangeAction(chunk=chunk):
             return chunk
         case Offload(value=value) | Fetch(value=value):
             return value.chunk
@@ -105,6 +106,8 @@ def _workspace(costs: StackCosts, action: Action) -> int:
         return costs.publish_bytes[action.layer]
     if layer is None or chunk is None or isinstance(action, Offload | Fetch):
         return 0
+    if isinstance(action, RangeAction):
+        return action.workspace_bytes(costs)
     tile = costs.tile(layer, chunk)
     match action:
         case Adjoint() | HeadVjp():

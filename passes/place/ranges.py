@@ -25,7 +25,7 @@ The ranges are the solution of this linear program, rounded. With all the room t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -48,28 +48,30 @@ class Ranges:
     pieces: dict[int, tuple[Piece, ...]]  # by stored residual chunks
     seconds: float  # expected of the slowest device
     bound_seconds: float  # that no ranges go below
+    joined: bool = False  # by summaries; else they hand states on
 
 
 def ranges(problem: Problem) -> Ranges | None:
     """The best time placement; None where it doesn't fit."""
-    rooms = _rooms(problem, spare=True)
+    rooms = rooms_of(problem, spare=True)
     nesting = LayerNesting(problem, MOST_STORED)
     levels = [stored for stored in range(nesting.most + 1) if nesting.seconds(stored) < FAR]
-    least = max(1, _chunk_bytes(problem, levels[0])) if levels else 1
+    least = max(1, chunk_bytes(problem, levels[0])) if levels else 1
     most = [max(0, room) // least if levels else 0 for room in rooms]
     if sum(most) < problem.costs.chunk_count:
         return None
     bound, _ = _Balance(problem, nesting, levels, spare=False).solve()
     _, sizes = _Balance(problem, nesting, levels, spare=True).solve()
-    whole = _rounded(sizes, most, problem.costs.chunk_count)
-    depths = tuple(_depths(problem, nesting, levels, count, room) for count, room in zip(whole, rooms, strict=True))
+    whole = rounded(sizes, most, problem.costs.chunk_count)
+    sizes_by_level = {stored: chunk_bytes(problem, stored) for stored in levels}
+    depths = tuple(depths_of(nesting, sizes_by_level, count, room) for count, room in zip(whole, rooms, strict=True))
     used = sorted({stored for device in depths for stored, _ in device})
     expected = _expected(problem, nesting, depths)
     cuts = tuple(accumulate(whole, initial=0))
     return Ranges(cuts, depths, {stored: nesting.pieces(stored) for stored in used}, expected, bound)
 
 
-def _rooms(problem: Problem, *, spare: bool) -> list[int]:
+def rooms_of(problem: Problem, *, spare: bool) -> list[int]:
     """Bytes of every device for the places of chunks; `spare`: without what is on the move besides, which a bound leaves out."""
     costs, sums = problem.costs, problem.sums
     resident, turn = problem.residency.on(0, problem.head)
@@ -83,7 +85,7 @@ def _rooms(problem: Problem, *, spare: bool) -> list[int]:
     return [site.budget_bytes - used - work for site in problem.sites]
 
 
-def _chunk_bytes(problem: Problem, stored: int) -> int:
+def chunk_bytes(problem: Problem, stored: int) -> int:
     """Bytes of a chunk of a range: places for `stored` residual chunks and its cotangents, and its borders."""
     inner = problem.costs.layers[: problem.head]
     place = max(tile.stream_bytes for tile in inner)
@@ -99,18 +101,18 @@ class _Balance:
         self.problem, self.times = problem, _Times(problem)
         self.solver = pywraplp.Solver.CreateSolver("GLOP")
         self.pace = [1 / site.speed for site in problem.sites]
-        self.columns = [(_chunk_bytes(problem, m), nesting.seconds(m), nesting.shortest(m)) for m in levels]
+        self.columns = [(chunk_bytes(problem, m), nesting.seconds(m), nesting.shortest(m)) for m in levels]
         if not spare:
             everything = float(nesting.single[: problem.head].sum())
-            self.columns.append((_chunk_bytes(problem, levels[-1] + 1), everything, everything))
+            self.columns.append((chunk_bytes(problem, levels[-1] + 1), everything, everything))
         limit = float(problem.costs.chunk_count)
         devices = range(len(problem.sites))
         self.parts = [[self.solver.NumVar(0.0, limit, f"x_{d}_{i}") for i in range(len(self.columns))] for d in devices]
         self.chunks = [self.solver.NumVar(0.0, limit, f"chunks_{d}") for d in devices]
         self.slowest = self.solver.NumVar(0.0, self.solver.infinity(), "slowest")
         self.turned = self.solver.NumVar(0.0, self.solver.infinity(), "turned")
-        self.solver.Add(sum(self.chunks) == problem.costs.chunk_count - 1 + _last_share(problem.costs))
-        for d, room in enumerate(_rooms(problem, spare=spare)):
+        self.solver.Add(sum(self.chunks) == problem.costs.chunk_count - 1 + last_share(problem.costs))
+        for d, room in enumerate(rooms_of(problem, spare=spare)):
             self.solver.Add(sum(self.parts[d]) == self.chunks[d])
             self.solver.Add(sum(self.columns[i][0] * part for i, part in enumerate(self.parts[d])) <= max(room, 0))
             self._times(d)
@@ -139,7 +141,7 @@ class _Balance:
         return self.solver.Objective().Value(), [chunk.solution_value() for chunk in self.chunks]
 
 
-def _last_share(costs: StackCosts) -> float:
+def last_share(costs: StackCosts) -> float:
     """How much of another chunk the last one is at least, in every time of every tile."""
     names = ("forward_seconds", "keep_seconds", "adjoint_seconds")
     pairs: list[tuple[float, float]] = [
@@ -179,17 +181,19 @@ class _Times:
         return max(self.least, shortest - self.below if self.on_top else 0.0)
 
 
-def _depths(problem: Problem, nesting: LayerNesting, levels: Sequence[int], count: int, room: int) -> tuple[tuple[int, int], ...]:
-    """How many of `count` chunks store how many residual chunks in `room` bytes: the fastest mixture of two numbers."""
+def depths_of(nesting: LayerNesting, sizes: Mapping[int, int], count: int, room: int) -> tuple[tuple[int, int], ...]:
+    """How many of `count` chunks store how many residual chunks in `room` bytes: the fastest mixture of two numbers.
+
+    sizes: bytes of a chunk by the residual chunks that it stores, in rising order.
+    """
     if count == 0:
         return ()
     best: tuple[float, tuple[tuple[int, int], ...]] | None = None
-    for low in levels:
-        small = _chunk_bytes(problem, low)
+    for low, small in sizes.items():
         if count * small > room:
             break
-        for high in (m for m in levels if m >= low):
-            more = _chunk_bytes(problem, high) - small
+        for high in (m for m in sizes if m >= low):
+            more = sizes[high] - small
             deep = min(count, (room - count * small) // more) if more > 0 else count
             seconds = (count - deep) * nesting.seconds(low) + deep * nesting.seconds(high)
             if best is None or seconds < best[0]:
@@ -217,9 +221,9 @@ def _expected(problem: Problem, nesting: LayerNesting, depths: Sequence[Sequence
     return slowest
 
 
-def _rounded(sizes: Sequence[float], most: Sequence[int], count: int) -> tuple[int, ...]:
+def rounded(sizes: Sequence[float], most: Sequence[int], count: int) -> tuple[int, ...]:
     """Whole chunks: rounded down, and the rest to those with the largest remainders that have room."""
-    whole = [int(size + 1e-9) for size in sizes]
+    whole = [min(int(size + 1e-9), limit) for size, limit in zip(sizes, most, strict=True)]
     by_remainder = sorted(range(len(sizes)), key=lambda d: (whole[d] - sizes[d], d))
     while sum(whole) < count:
         for d in by_remainder:

@@ -17,7 +17,9 @@ from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
 from adjcomp.ir.residency import Residency
 from adjcomp.machine import Machine
 from adjcomp.options import Options
+from adjcomp.passes.place.balance import FEWEST_DEVICES, joined_ranges
 from adjcomp.passes.place.grid import Grid, grid, grid_bound, shapes
+from adjcomp.passes.place.joined import joined_actions
 from adjcomp.passes.place.lines import lanes_of, lines_of
 from adjcomp.passes.place.partition import Partition, partition, partition_bound
 from adjcomp.passes.place.problem import Problem, Site
@@ -38,6 +40,8 @@ SPACES = {
     "time": "contiguous chunks on each device, in the machine's order: every device takes one layer after the other over its "
     "range; every chunk has places of its own for a number of residual chunks, stored after some layers, and makes the others "
     "from those again; no internals are held",
+    "joined": "contiguous chunks on each device likewise, at least one, with ranges joined by summaries: every chunk has a place "
+    "for internals too, as those of one layer of the whole range are live at once",
     "grid": "stages of contiguous layers in the machine's order, each on several devices next to each other that take its chunks "
     "in turn: the devices of a turn are a wave over their chunks as in a placement by layers, and states go from turn to turn",
 }
@@ -66,6 +70,7 @@ def solve_machine(
     options: Options,
     shape: tuple[int, int] | None = None,
     owned: tuple[tuple[int, int] | None, ...] | None = None,
+    long_candidates: Sequence[int] = (),
 ) -> Plan:
     """The fastest plan found for one step on the devices of `machine`.
 
@@ -76,24 +81,33 @@ def solve_machine(
         seq_len: tokens along time.
         budget_bytes: most bytes on each device; a smaller device has its own size.
         candidates: chunk lengths to choose from, tokens.
-        options: `placement` says whether devices share the layers, the time, or both in a grid; None tries all.
+        options: `placement` says whether devices share the layers, the time, or both in a grid; None tries all. `summaries` says
+            whether ranges of time are joined by summaries or hand their states on; None tries both.
         shape: stages and lanes of a grid; None where they are free.
         owned: first and last layer that each device, or each stage of a grid, has already; None where layers are free.
+        long_candidates: further chunk lengths, for ranges that are joined by summaries.
 
     Raises:
         BudgetError: no placement with any of the chunk lengths fits; its `minimum_bytes` does.
+        ValueError: ranges have to be joined by summaries, and some layer's states can't be.
     """
-    ways = _ways(options.placement, shape, len(machine.devices))
     problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
     problems = [replace(problem, owned=owned) for problem in problems]
-    found = [option for problem in problems for way in ways if (option := _model(problem, *way)) is not None]
+    ways = _ways(options, shape, len(machine.devices), any(problem.costs.joins for problem in problems))
+    tried = [(problem, way) for problem in problems for way in ways]
+    if (joined := ("joined", (1, len(machine.devices)))) in ways:
+        longer = [length for length in long_candidates if length not in candidates]
+        tried += [
+            (p, joined) for form in forms for p in (_problems(*form, machine, seq_len, budget_bytes, longer) if longer else ())
+        ]
+    found = [option for problem, way in tried if (option := _model(problem, *way)) is not None]
     if not found:
         _check_lanes(problems, ways)
         raise _budget_error(problems, ways, budget_bytes)
     placements = tuple(dict.fromkeys(placement for placement, _ in ways))
     best = _best(found, placements, TRIES if _searched(options) else 1)
-    bound = min(_bound(problem, *way, found) for problem in problems for way in ways)
-    return _certified(best, bound, placements, tuple(sorted({p.costs.chunk for p in problems})), options)
+    bound = min(_bound(problem, *way, found) for problem, way in tried)
+    return _certified(best, bound, placements, tuple(sorted({problem.costs.chunk for problem, _ in tried})), options)
 
 
 def _check_lanes(problems: Sequence[Problem], ways: Sequence[Way]) -> None:
@@ -120,13 +134,18 @@ def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Pl
     return best
 
 
-def _ways(placement: str | None, shape: tuple[int, int] | None, devices: int) -> list[Way]:
+def _ways(options: Options, shape: tuple[int, int] | None, devices: int, joinable: bool) -> list[Way]:
     """The placements to try, with the shape of each: (stages, lanes)."""
-    if placement == "grid":
+    if options.placement == "grid":
         return [("grid", found) for found in (shapes(devices) if shape is None else (shape,))]
-    plain = [(name, (devices, 1) if name == "layers" else (1, devices)) for name in ("layers", "time")]
-    if placement is not None:
-        return [way for way in plain if way[0] == placement]
+    ranges = ["time", "joined"] if options.summaries is None else ["joined" if options.summaries else "time"]
+    if options.summaries and devices >= FEWEST_DEVICES and not joinable:
+        raise ValueError("summaries=True, but some layer hands on a state that no summary speaks of")
+    if not joinable or devices < FEWEST_DEVICES:
+        ranges = ["time"]
+    plain = [("layers", (devices, 1)), *((name, (1, devices)) for name in ranges)]
+    if options.placement is not None:
+        return [way for way in plain if (way[0] == "layers") == (options.placement == "layers")]
     return plain + [("grid", found) for found in shapes(devices) if found[1] > 1]
 
 
@@ -168,6 +187,7 @@ def _model(problem: Problem, placement: str, shape: tuple[int, int]) -> _Option 
     solvers: dict[str, Callable[[], Solution | None]] = {
         "layers": lambda: partition(problem),
         "time": lambda: ranges(problem),
+        "joined": lambda: joined_ranges(problem),
         "grid": lambda: grid(problem, shape),
     }
     solution = solvers[placement]()
@@ -212,8 +232,9 @@ def _plan(problem: Problem, solution: Solution) -> Plan:
                 owned[station.device] = (station.first, station.last)
                 lists[station.device] = station_actions(problem.costs, problem.bottom, stations, index)
     else:
+        write = joined_actions if solution.joined else sweep_actions
         for device in range(len(problem.sites)):
-            lists[device] = sweep_actions(problem, solution, device)
+            lists[device] = write(problem, solution, device)
             owned[device] = (0, problem.head) if lists[device] else None
     shares = []
     for site, layers in zip(problem.sites, owned, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -129,12 +130,26 @@ class Part:
         template = self.executable.stack.templates[layer.template]
         if value.kind in (Kind.STREAM, Kind.COTANGENT):
             return [self._stream(template, value.chunk)]
+        if value.kind in (Kind.HALO, Kind.HALO_ADJOINT):
+            return [*self._halos(value)]
         wanted = [o.differentiable or value.kind is Kind.CARRY for o in template.outputs if o.kind is OutputKind.CARRY]
         shapes = [info.shape if value.kind is Kind.CARRY else info.adjoint_shape for info in layer.carries]
         return [
             Spec(shape, _dense_stride(shape), info.dtype) if exists else None
             for info, shape, exists in zip(layer.carries, shapes, wanted, strict=True)
         ]
+
+    def _halos(self, value: Value) -> Iterator[Spec]:
+        """The halos of a layer, or those of them that take a cotangent."""
+        layer, joins = self.executable.stack.layers[value.layer], self.executable.join(value.layer)
+        if value.kind is Kind.HALO:
+            carries = () if joins.tail is None else joins.tail.carries
+        else:
+            outputs = self.executable.stack.templates[layer.template].outputs
+            carries = () if joins.tail_vjp is None else tuple(outputs[i].index for i in joins.tail_vjp.cotangents)
+        for i in carries:
+            shape = layer.carries[i].shape
+            yield Spec(shape, _dense_stride(shape), layer.carries[i].dtype)
 
     def _stream(self, template: Template, chunk: int) -> Spec:
         nodes: Any = next(n for n in template.graph.graph.nodes if n.op == "output").args[0]

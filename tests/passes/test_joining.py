@@ -156,3 +156,22 @@ def _around() -> tuple[nn.Module, Captured]:
     torch.manual_seed(0)
     model = Around().double()
     return model, captured(model, torch.randint(0, 7, (2, 32)))
+
+
+@pytest.mark.slow
+def test_padding_frozen_layers_and_autocast_join() -> None:
+    """Given values from the side, layers whose input takes no cotangent, or autocast, then ranges join as before."""
+    ids = fidelity.tokens(2, 64)
+    model = fidelity.mamba()
+    padded = captured(model, input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids))
+    assert max(errors(LayerRuns(padded, model, 37, 5, KeepPolicy.LEAN), [0, 2, 6]).values()) <= 1e-5
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = captured(model, input_ids=ids, labels=ids)
+    off = errors(LayerRuns(mixed, model, 37, 5, KeepPolicy.LEAN), [0, 2, 6])
+    assert max(off["states"], off["adjoints"]) <= 1e-5, off
+    assert max(off.values()) <= 1e-3, off
+    for parameter in model.backbone.layers[:2].parameters():
+        parameter.requires_grad_(False)
+    model.backbone.embeddings.requires_grad_(False)
+    frozen = captured(model, input_ids=ids, labels=ids)
+    assert max(errors(LayerRuns(frozen, model, 37, 5, KeepPolicy.LEAN, 3), [0, 2, 6]).values()) <= 1e-5

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import adjcomp
 from adjcomp.compiled import session_of
+from adjcomp.ir.summaries import RangeAction
 from adjcomp.ir.transfers import Send, Sum, SumTied
 from adjcomp.ir.values import value_bytes
 
@@ -25,7 +26,7 @@ TIMEOUT = 8.0
 class Case:
     """One comparison: a model, a call, the dimensions of the mesh, and whether the budget is nearly the least.
 
-    dimension: one of the mesh's names, or two with a comma between, which then have the sizes `shape`.
+    dimension: one of the mesh's names, or two with a comma between, which then have the sizes `shape`. summaries: as in Options.
     """
 
     stack: StackSpec
@@ -33,6 +34,7 @@ class Case:
     dimension: str
     tight: bool = False
     shape: tuple[int, int] | None = None
+    summaries: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Row:
     live: int  # bytes of parameters that are really here
     sent: tuple[int, int]  # bytes handed to other ranks, and what the plan says
     summed: tuple[int, int]  # bytes of gradients added up over ranks, and what the plan says
+    joins: int  # actions of the whole plan that join ranges of time by summaries
 
 
 def compare_all(rank: int, cases: tuple[Case, ...]) -> list[Row]:
@@ -75,7 +78,7 @@ def _compare(case: Case) -> Row:
     model, run = build(case.stack), call_of(case.stack, case.call)
     plain_loss, wanted = _plain(model, run)
     mesh = init_device_mesh("cpu", case.shape or (dist.get_world_size(),), mesh_dim_names=tuple(case.dimension.split(",")))
-    options = adjcomp.Options(collective_timeout_seconds=60.0)
+    options = adjcomp.Options(collective_timeout_seconds=60.0, summaries=case.summaries)
     budget = None
     if case.tight:
         try:
@@ -100,6 +103,7 @@ def _compare(case: Case) -> Row:
         sum(live.values()),
         (stats.sent_bytes, planned_sends(compiled.plan, device_of(compiled))),
         (stats.summed_bytes, _planned_sums(compiled.plan, device_of(compiled))),
+        sum(isinstance(action, RangeAction) for action in compiled.plan.actions),
     )
 
 

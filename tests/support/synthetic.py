@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from adjcomp.ir.costs import StackCosts, TileCost
+from adjcomp.ir.costs import JoinCost, StackCosts, TileCost
 from adjcomp.ir.residency import Item, Residency
 from adjcomp.machine import GIB, Machine, parse_machine
 
@@ -191,3 +191,62 @@ def layered_residency(costs: StackCosts) -> Residency:
             for k in range(size)
         )
     )
+
+
+def regular_joins(costs: StackCosts) -> StackCosts:
+    """`costs` with ranges that summaries join: a third of a forward each way, states that are halo in their last quarter."""
+
+    def join(tile: TileCost) -> JoinCost:
+        halo, linear = tile.carry_bytes // 4, tile.carry_bytes - tile.carry_bytes // 4
+        workspace = tile.forward_workspace_bytes + 2 * linear
+        share = tile.forward_seconds / 3 if tile.carry_bytes else 0.0
+        few = 1e-5 if tile.carry_bytes else 0.0
+        return JoinCost(
+            steps=3,
+            halo_bytes=halo,
+            summary_bytes=halo + 2 * linear,
+            halo_adjoint_bytes=halo if tile.has_vjp else 0,
+            adjoint_summary_bytes=2 * linear if tile.has_vjp else 0,
+            tail_workspace_bytes=4 * halo,
+            summarize_workspace_bytes=workspace,
+            adjoint_summarize_workspace_bytes=workspace,
+            tail_vjp_workspace_bytes=8 * halo,
+            tail_seconds=few,
+            summarize_seconds=share,
+            settle_seconds=few,
+            adjoint_summarize_seconds=share,
+            adjoint_settle_seconds=few,
+            tail_vjp_seconds=few,
+        )
+
+    return replace(costs, joins=tuple(join(tile) for tile in costs.layers))
+
+
+def random_joins(costs: StackCosts, seed: int) -> StackCosts:
+    """`costs` with arbitrary ways to join ranges: layers of halos alone, of none, and of both."""
+    rng = random.Random(seed)
+
+    def join(tile: TileCost) -> JoinCost:
+        halo = rng.choice([0, tile.carry_bytes, rng.randint(0, tile.carry_bytes)]) if tile.carry_bytes else 0
+        linear = tile.carry_bytes - halo
+        back = tile.has_vjp and tile.carry_bytes > 0
+        halo_back = rng.randint(0, halo) if back else 0
+        return JoinCost(
+            steps=rng.randint(1, costs.chunk) if halo else 0,
+            halo_bytes=halo,
+            summary_bytes=halo + 2 * linear if linear else 0,
+            halo_adjoint_bytes=halo_back,
+            adjoint_summary_bytes=rng.randint(1, 9) if linear and back else 0,
+            tail_workspace_bytes=halo + rng.randint(0, 9),
+            summarize_workspace_bytes=halo + 2 * linear + rng.randint(0, 9),
+            adjoint_summarize_workspace_bytes=9 + rng.randint(0, 9),
+            tail_vjp_workspace_bytes=rng.randint(0, 9),
+            tail_seconds=rng.randint(1, 4) / 64 if halo else 0.0,
+            summarize_seconds=rng.randint(1, 8) / 16 if linear else 0.0,
+            settle_seconds=rng.randint(0, 2) / 64 if linear else 0.0,
+            adjoint_summarize_seconds=rng.randint(1, 8) / 16 if linear and back else 0.0,
+            adjoint_settle_seconds=rng.randint(0, 2) / 64 if linear and back else 0.0,
+            tail_vjp_seconds=rng.randint(1, 4) / 64 if halo_back else 0.0,
+        )
+
+    return replace(costs, joins=tuple(join(tile) for tile in costs.layers))

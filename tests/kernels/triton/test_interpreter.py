@@ -58,5 +58,11 @@ def test_loss_norm_and_random_numbers() -> None:
     run_checks("check_others.py")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_joined_ranges() -> None:
+    run_checks("check_joining.py", "--timeout", "900")
+
+
 def test_training_steps() -> None:
     run_checks("check_steps.py")
