@@ -17,10 +17,10 @@ CALL = CallSpec(1, 24, 1, 4)
 RAISES = 0
 
 
-def check(kind: int, dimension: str, at: int, shape: tuple[int, ...] = (3,)) -> None:
+def check(kind: int, dimension: str, at: int, shape: tuple[int, ...] = (3,), *, sharded: bool = False) -> None:
     """Rank 1 of those of a mesh fails at its action number `at`."""
     silent, count = (1,) if kind == signal.SIGSTOP else (), math.prod(shape)
-    ended = run_ranks(count, failing, STACK, CALL, dimension, shape, kind, at, seconds=200, silent=silent)
+    ended = run_ranks(count, failing, STACK, CALL, dimension, shape, kind, at, sharded, seconds=200, silent=silent)
     for rank in sorted({*range(count)} - {1}):
         assert ended[rank].result is not None, (rank, ended[rank])  # neither hung nor died
         text, set_gradients = ended[rank].result
@@ -49,3 +49,10 @@ def test_a_failing_rank_is_named_wherever_it_fails(kind: int, dimension: str, at
 @pytest.mark.parametrize("at", [2, 11, 19, 28])
 def test_a_failing_rank_of_a_grid_is_named_by_all_others(kind: int, at: int) -> None:
     check(kind, "layers,time", at, (2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, RAISES, signal.SIGSTOP])
+@pytest.mark.parametrize("at", [3, 12, 21, 30])
+def test_a_failing_rank_of_a_sharded_model_is_named_by_all_others(kind: int, at: int) -> None:
+    check(kind, "time", at, sharded=True)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from generated import BlockSpec, CallSpec, StackSpec, build, call_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import adjcomp
 from adjcomp.compiled import session_of
@@ -168,16 +169,25 @@ def _error_of(compiled: nn.Module, length: int, seed: int) -> str:
 
 
 def failing(
-    rank: int, spec: StackSpec, call: CallSpec, dimension: str, shape: tuple[int, ...], signal_number: int, at: int
+    rank: int,
+    spec: StackSpec,
+    call: CallSpec,
+    dimension: str,
+    shape: tuple[int, ...],
+    signal_number: int,
+    at: int,
+    sharded: bool = False,
 ) -> tuple[str, bool]:
     """Rank 1 fails at its action number `at`; the others return their error, and whether a gradient is set.
 
-    dimension, shape: of the mesh; several names with commas between.
+    dimension, shape: of the mesh; several names with commas between. sharded: its parameters, over all ranks.
     """
     from adjcomp.runtime.executor import Step
 
     model, run = build(spec), call_of(spec, call)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(dimension.split(",")))
+    if sharded:
+        fully_shard(model, mesh=mesh)
     options = adjcomp.Options(collective_timeout_seconds=TIMEOUT)
     compiled = adjcomp.compile(model, mesh=mesh, chunk=call.chunk, options=options)
     plain_run, count = Step._run, 0
