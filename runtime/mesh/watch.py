@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from adjcomp.errors import RankError
+from adjcomp.runtime.mesh.meeting import Meeting
 
 LONGEST_INTERVAL = 1.0  # seconds between heartbeats
 LONGEST_SILENCE = 60.0  # seconds without a heartbeat after which a rank counts as dead or stopped
@@ -92,26 +92,19 @@ class Watch:
         self.ranks, self.own, self.timeout = tuple(ranks), own, timeout_seconds
         self.interval = max(min(LONGEST_INTERVAL, timeout_seconds / 20), len(self.ranks) / 100)
         self.silence = max(min(LONGEST_SILENCE, 0.75 * timeout_seconds), 4 * self.interval)
-        self._store = dist.PrefixStore(f"adjcomp/{name}", store.clone())  # type: ignore[attr-defined]
-        self._store.set_timeout(timedelta(seconds=timeout_seconds))
+        named = dist.PrefixStore(f"adjcomp/{name}", store.clone())  # type: ignore[attr-defined]
+        meeting = Meeting(named, self.ranks, own, timeout_seconds)
+        self._store = meeting.fresh
         self._state = _State()
         self._beat = 0
         self._seen: dict[int, _Seen] = {}
         self._fault: RankError | None = None
         self._looks = 0  # of the waiting main thread since the store answered last
         self._stop = threading.Event()
-        self._meet_first()
+        self._write()
+        meeting.complete()
         self._thread = threading.Thread(target=self._watch, name="adjcomp-watch", daemon=True)
         self._thread.start()
-
-    def _meet_first(self) -> None:
-        """Write the first line and wait for everyone's."""
-        self._write()
-        for rank in self.ranks:
-            try:
-                self._store.wait([str(rank)], timedelta(seconds=self.timeout))
-            except RuntimeError as error:
-                raise RankError(rank, f"rank {rank} has not come to compile() within {self.timeout:g} s") from error
 
     def close(self) -> None:
         """Stop watching; a rank that others still need is missed from now on, with the reason if an exception ended it."""
