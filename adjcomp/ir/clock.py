@@ -25,6 +25,7 @@ class Clock:
     posted: dict[tuple[int, int, Value], float] = field(default_factory=dict)  # (source, target, value): room without a Send
     offered: dict[tuple[int, int, Value], tuple[float, int]] = field(default_factory=dict)  # a Send without room, and its bytes
     way: dict[tuple[int, int], float] = field(default_factory=dict)  # when the way from one device to another is free
+    summed: dict[int, float] = field(default_factory=dict)  # when the last sum of a device ends
     stored: dict[tuple[int, Value], float] = field(default_factory=dict)  # when an offloaded value has reached the host
     host_way: dict[tuple[int, bool], float] = field(default_factory=dict)  # (device, towards the host): when that way is free
     copied: tuple[float, float] = (0.0, 0.0)  # begin and end of the last transfer between a device and its host
@@ -68,11 +69,15 @@ class Clock:
         else:
             self.posted[key] = self.free[device]
 
-    def meet(self, devices: tuple[int, ...], size: int) -> None:
-        """A Sum over `devices`."""
-        end = max(self.free[device] for device in devices) + self._links().sum_seconds(devices, size)
-        for device in devices:
-            self.free[device] = end
+    def meet(self, come: dict[int, float], size: int) -> None:
+        """A sum over the devices that have `come`, each at its time."""
+        devices = tuple(sorted(come))
+        start = max(*come.values(), *(self.summed.get(device, 0.0) for device in devices))
+        self.summed.update(dict.fromkeys(devices, start + self._links().sum_seconds(devices, size)))
+
+    def await_sums(self, device: int) -> None:
+        """What comes next on a device starts when the sums that it has come to have ended."""
+        self.free[device] = max(self.free[device], self.summed.get(device, 0.0))
 
     def offload(self, device: int, value: Value, size: int) -> None:
         """An Offload is issued."""

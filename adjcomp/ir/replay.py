@@ -14,6 +14,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, narrow_rule, tile_rule, value_size
 from adjcomp.ir.section import RaceError, Section
 from adjcomp.ir.summaries import RangeAction, TailVjp
+from adjcomp.ir.sums import Sums
 from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 
@@ -33,7 +34,7 @@ class Replay:
         self.seconds: list[float] = []
         self.ledger = Ledger(plan.costs, len(plan.shares))
         self.borders = Borders(plan.costs)
-        self.summing: list[int] = []  # devices whose part of the sum at hand has come by
+        self.sums = Sums()
         self.host = HostMemory([share.host for share in plan.shares])
         timed = plan.wiring is not None or self.host.exists
         self.clock = Clock(plan.wiring, self.host.tiers, [0.0 for _ in devices]) if timed else None
@@ -44,8 +45,6 @@ class Replay:
         """Run one action."""
         if not 0 <= action.device < len(self.shares):
             raise BrokenRule(f"there is no device {action.device}")
-        if self.summing and not isinstance(action, Sum | SumTied):
-            raise BrokenRule(f"the parts of a sum stand side by side; device {self.summing[-1]} waits for others")
         if self.section is not None and not isinstance(action, Recompute | Adjoint | HeadVjp | Join):
             raise BrokenRule(f"{type(action).__name__} can't run beside other streams")
         match action:
@@ -59,8 +58,7 @@ class Replay:
             case RangeAction():
                 self._range(action)
             case Publish(layer=layer):
-                self.borders.check_complete((layer,))
-                self.ledger.publish(action.device, layer)
+                self._publish(action.device, layer)
                 self._run(action, 0, Rule((), (), (), self.costs.publish_bytes[layer], 0.0))
             case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
                 self._tile(action, layer, chunk, keep)
@@ -91,8 +89,7 @@ class Replay:
 
     def finish(self) -> None:
         """Check that all work is done and nothing is left."""
-        if self.summing:
-            raise BrokenRule("a sum waits for other devices")
+        self.sums.check_none()
         if self.section is not None:
             raise BrokenRule("a Fork has no Join")
         self.ledger.finish()
@@ -109,11 +106,13 @@ class Replay:
         """An action on a border between ranges, or on a chunk of a range that is summarized."""
         self.ledger.half(action.device, forward=isinstance(action, BEFORE_TURN), what=type(action).__name__)
         if isinstance(action, TailVjp):
+            self.sums.check_open(action.device, action.layer)
             self.ledger.adds(action.device, action.layer)
         self._run(action, action.chunk, self.borders.rule(action))
 
     def _vjp(self, action: Action, layer: int, chunk: int) -> None:
         """The VJP of a tile."""
+        self.sums.check_open(action.device, layer)
         self.borders.check_cotangent(layer, chunk)
         self._tile(action, layer, chunk, True)
         self.borders.made(action.device, layer, chunk)
@@ -165,12 +164,12 @@ class Replay:
         """An action that involves other devices."""
         match action:
             case Sum(layer=layer, size=size):
-                self._sum(action.device, "Sum", layer, (layer,), size, clock)
+                self._sum(action.device, ("Sum", layer), (layer,), size, clock)
             case SumTied(tie=tie):
                 if not 0 <= tie < len(self.costs.ties):
                     raise BrokenRule(f"there is no tie {tie}")
                 shared = self.costs.ties[tie]
-                self._sum(action.device, "SumTied", tie, shared.layers, shared.gradient_bytes, clock)
+                self._sum(action.device, ("SumTied", tie), shared.layers, shared.gradient_bytes, clock)
             case Send(value=value, to=to):
                 self._other(action.device, to)
                 if value not in self.live[action.device]:
@@ -188,17 +187,23 @@ class Replay:
         if not 0 <= other < len(self.shares) or other == device:
             raise BrokenRule(f"there is no other device {other}")
 
-    def _sum(self, device: int, what: str, index: int, layers: tuple[int, ...], size: int, clock: Clock) -> None:
+    def _sum(self, device: int, subject: tuple[str, int], layers: tuple[int, ...], size: int, clock: Clock) -> None:
         """One device's part of a sum over all that hold gradients of `layers`."""
-        self.borders.check_complete(layers)
-        holders = self.ledger.complete(layers)
-        if device not in holders or device in self.summing:
-            raise BrokenRule(f"layers {', '.join(map(str, layers))} have no complete gradients to add up here")
-        self.summing.append(device)
-        if len(self.summing) == len(holders):
-            self.ledger.once(what, index, 0)
-            clock.meet(tuple(sorted(holders)), size)
-            self.summing = []
+        if not any(device in self.ledger.holders.get(layer, ()) for layer in layers):
+            raise BrokenRule(f"device {device} has no gradients of layers {', '.join(map(str, layers))} to add up")
+        come = self.sums.join(device, subject, layers, clock.free[device])
+        if come.keys() == self.ledger.complete(layers):
+            self.borders.check_complete(layers)
+            self.ledger.once(*subject, 0)
+            self.sums.begin(subject, size, clock)
+
+    def _publish(self, device: int, layer: int) -> None:
+        """The gradients of a layer are handed out."""
+        self.borders.check_complete((layer,))
+        self.ledger.publish(device, layer)
+        if self.clock is not None:
+            self.sums.check_here(device)
+            self.clock.await_sums(device)
 
     def _tile(self, action: Action, layer: int, chunk: int, keep: bool) -> None:
         """Run an action on one tile."""

@@ -3,8 +3,9 @@
 How they take time: a device runs its actions in the plan's order. A computation starts when the one before it has ended and
 what it reads has arrived. `Send` and `Receive` take no time of their device; they are issued when the computation before them
 has ended. The transfer starts when both sides are issued and the way between the two devices is free. A computation that drops
-a value on its way to another device ends no earlier than that transfer. `Sum` and `SumTied` start when every device that takes
-part has come to them, and end for all at once.
+a value on its way to another device ends no earlier than that transfer. `Sum` and `SumTied` take no time of their devices either:
+a sum starts when every device that takes part has come to it and the sums before have ended on all of them. A `Publish` starts
+when all sums that its device has come to have ended.
 
 `Offload` and `Fetch` move values between a device and its host as `Send` and `Receive` do between devices: they take no time of
 the device, each direction moves one value after the other, and a fetch starts when its value has reached the host. The bytes of
@@ -83,7 +84,7 @@ class Receive(Action):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Mark):
-    """Read as: add the gradients of layer over all devices that hold it. Those devices' Sums stand side by side in the plan.
+    """Read as: begin to add the gradients of layer over all devices that hold it; nothing of this device adds to them any more.
 
     Parameters that lower layers share are added up with the lowest of those.
     """
@@ -94,10 +95,7 @@ class Sum(Mark):
 
 @dataclass(frozen=True, slots=True)
 class SumTied(Mark):
-    """Read as: add the gradients of the parameters in `costs.ties[tie]` over the devices that have one of its layers.
-
-    Those devices' SumTieds stand side by side in the plan.
-    """
+    """Read as: begin to add the gradients of the parameters in `costs.ties[tie]` over the devices that have one of its layers."""
 
     tie: int
 

@@ -5,13 +5,16 @@ waits for the forwards or VJPs of another range, only for its summaries. The dev
 with the seconds sigma and alpha of a chunk's summaries, and with room for the internals of one layer of the whole range. States
 pass from one device to the next by way of these summaries, so every device lags behind the one before by a transfer, once.
 
-Let n[d] >= 1 be the chunks of device d, D the last one, f and b = keep + adjoint the seconds of tiles, F and S all forwards and
-summaries of a chunk, H the head's backward, i and l the lowest and the highest layer that summaries speak of, and W[m], V[m] the
-backward below the head with m stored residual chunks, as there. With [between] = 1 for devices between the first and the last,
+Let n[d] >= 1 be the chunks of device d, D the last one, f, keep and a (adjoint) the seconds of tiles, F and S all forwards and
+summaries of a chunk, H the head's backward, i and l the lowest and the highest layer that summaries speak of. W[m], V[m] are the
+backward below the head at depth m, as there with m stored residual chunks; beyond, chunks also hold internals of the highest
+layers (`adjcomp.passes.place.holding`): W counts what is left beside all forwards, B what is left after the turn. With
+[between] = 1 for devices between the first and the last,
 
     T >= n[d] (F + H + [between] (S + A)) + sum(x[d, m] W[m], m)                                         for every d,
     turned >= n[D] F,      turned >= n[d] (f_0 + … + f_(k-1) + s(k)) + n[D] (f_k + … + f_head)           for k = i, l and d < D,
-    T >= turned + n[D] (H + b_l + … + b_(head-1)) + sum(x[d, m] (V[m] - keep_l), m) + [between] n[d] (A - alpha_l),
+    T >= turned + n[D] (H + a_l + … + a_(head-1)) + sum(x[d, m] (V[m] - keep_l), m) + [between] n[d] (A - alpha_l),
+    T >= turned + n[D] H + sum(x[D, m] B[m], m),
 
 where s(k) is f_k on the first device, which hands on the state that it has, and the summaries up to layer k on others. Rows of
 memory and of the number of chunks are as there; devices that are alike share variables.
@@ -19,16 +22,18 @@ memory and of the number of chunks are as there; devices that are alike share va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from adjcomp.ir.costs import JoinCost, TileCost
-from adjcomp.passes.place.nesting import FAR, LayerNesting
+from adjcomp.ir.costs import TileCost
+from adjcomp.passes.place.holding import Holding
 from adjcomp.passes.place.problem import Problem, span
 from adjcomp.passes.place.ranges import MOST_STORED, Ranges, chunk_bytes, depths_of, last_share, rooms_of, rounded
 
+T = TypeVar("T")
 FEWEST_DEVICES = 3  # two ranges have nothing to join: the first one hands its state on
 
 
@@ -37,30 +42,31 @@ def joined_ranges(problem: Problem) -> Ranges | None:
     costs, count = problem.costs, len(problem.sites)
     if not _can_join(problem) or count < FEWEST_DEVICES or costs.chunk_count < count:
         return None
-    nesting = LayerNesting(problem, MOST_STORED)
-    levels = [stored for stored in range(nesting.most + 1) if nesting.seconds(stored) < FAR]
+    holding = Holding(problem, MOST_STORED)
     rooms = _rooms(problem, spare=True)
-    sizes = [{m: _chunk_bytes(problem, m, last=d == count - 1) for m in levels} for d in range(count)]
-    most = [max(0, room) // max(1, own[levels[0]]) for room, own in zip(rooms, sizes, strict=True)] if levels else [0]
+    inner, end = (_sizes(holding, last=last) for last in (False, True))
+    sizes = [*(count - 1) * [inner], end]
+    if not inner:
+        return None
+    most = [max(0, room) // max(1, min(own.values())) for room, own in zip(rooms, sizes, strict=True)]
     if min(most) < 1 or sum(most) < costs.chunk_count:
         return None
-    bound = _Program(problem, nesting, levels, spare=False).solve()
-    found = _Program(problem, nesting, levels, spare=True).solve()
+    bound, found = (_Program(problem, holding, spare=spare).solve() for spare in (False, True))
     if bound is None or found is None:
         return None
     whole = rounded(found.chunks, most, costs.chunk_count)
     known: dict[tuple[int, int, bool], tuple[tuple[int, int], ...]] = {}
-    depths = []
+    chosen = []
     for d, (n, room) in enumerate(zip(whole, rooms, strict=True)):
         key = (n, room, d == count - 1)
         if key not in known:
-            known[key] = depths_of(nesting, sizes[d], n, room)
-        depths.append(known[key])
-    used = sorted({stored for device in known.values() for stored, _ in device})
-    seconds = _Rows(problem, [(d,) for d in range(count)]).seconds(nesting, depths)
+            known[key] = depths_of(holding, sizes[d], n, room)
+        chosen.append(known[key])
+    used = sorted({depth for device in known.values() for depth, _ in device})
+    seconds = _Rows(problem, [(d,) for d in range(count)]).seconds(holding, chosen)
     cuts = tuple(accumulate(whole, initial=0))
-    pieces = {stored: nesting.pieces(stored) for stored in used}
-    return Ranges(cuts, tuple(depths), pieces, seconds, bound.seconds, joined=True)
+    pieces, held = {depth: holding.pieces(depth) for depth in used}, {depth: holding.held(depth) for depth in used}
+    return Ranges(cuts, tuple(chosen), pieces, seconds, bound.seconds, held, joined=True)
 
 
 def _can_join(problem: Problem) -> bool:
@@ -69,29 +75,41 @@ def _can_join(problem: Problem) -> bool:
     return bool(costs.joins) and all(join.steps <= costs.chunk for join in costs.joins)
 
 
-def _kept(problem: Problem) -> int:
-    """Bytes that stay with a chunk while the internals of one layer of the whole range are live."""
-    return max((_internals(tile) for tile, join in _pairs(problem) if join.adjoint_summary_bytes), default=0)
+def _made(problem: Problem, layers: range) -> int:
+    """Bytes that stay with a chunk while the internals of any one of some layers are made, and live, for the whole range."""
+    pairs = zip(problem.costs.layers[layers.start : layers.stop], problem.costs.joins[layers.start : layers.stop], strict=True)
+    return max((_internals(tile) for tile, join in pairs if join.adjoint_summary_bytes), default=0)
 
 
 def _internals(tile: TileCost) -> int:
     return tile.keep_bytes + (tile.stream_bytes if tile.reads_output else 0)
 
 
-def _pairs(problem: Problem) -> Iterator[tuple[TileCost, JoinCost]]:
-    return zip(problem.costs.layers, problem.costs.joins, strict=True)
+def _chunk_bytes(holding: Holding, depth: int, *, last: bool) -> int:
+    """Bytes of a chunk of a range; the last range never has internals of more than one chunk but for those that it holds."""
+    problem, held = holding.problem, holding.held_bytes(depth)
+    stored, head = chunk_bytes(problem, holding.stored(depth)), problem.head
+    if last:
+        return stored + held
+    return stored + max(held + _made(problem, range(head, head + 1)), _made(problem, range(head - holding.held(depth))))
 
 
-def _chunk_bytes(problem: Problem, stored: int, *, last: bool) -> int:
-    """Bytes of a chunk of a range; the last range never has the internals of more than one of them."""
-    return chunk_bytes(problem, stored) + (0 if last else _kept(problem))
+def _sizes(holding: Holding, *, last: bool) -> dict[int, int]:
+    """Bytes of a chunk by depth, rising, without depths that take more time and no less memory than others."""
+    found: dict[int, int] = {}
+    fastest = math.inf
+    for size, depth in sorted((_chunk_bytes(holding, depth, last=last), depth) for depth in holding.depths):
+        if holding.seconds(depth) < fastest:
+            found[depth], fastest = size, holding.seconds(depth)
+    return found
 
 
 def _rooms(problem: Problem, *, spare: bool) -> list[int]:
     """Bytes of every device for the places of chunks; `spare`: without what is on the move besides, which a bound leaves out."""
     rooms, joins = rooms_of(problem, spare=spare), problem.costs.joins
     if not spare:  # internals are counted with the chunks
-        return [room + (_kept(problem) if d < len(rooms) - 1 else 0) for d, room in enumerate(rooms)]
+        made = _made(problem, range(problem.head + 1))
+        return [room + (made if d < len(rooms) - 1 else 0) for d, room in enumerate(rooms)]
     coming = sum(join.halo_bytes + join.halo_adjoint_bytes for join in joins)
     moving = 2 * max(max(join.summary_bytes, join.adjoint_summary_bytes) for join in joins)
     moving += 2 * max(tile.carry_bytes for tile in problem.costs.layers)
@@ -108,6 +126,20 @@ class _Found:
     chunks: list[float]
 
 
+@dataclass(frozen=True)
+class _Sums(Generic[T]):
+    """W, V and B, of one chunk or summed over those of a device: numbers, or a solver's expressions."""
+
+    whole: T
+    short: T
+    back: T
+
+
+def _summed(parts: Sequence[tuple[Any, _Sums[float]]]) -> _Sums[Any]:
+    """Over so many chunks each."""
+    return _Sums(*(sum(n * getattr(times, name) for n, times in parts) for name in ("whole", "short", "back")))
+
+
 class _Rows:
     """The rows of time, for numbers as well as for a solver's variables; `groups`: devices that are alike, the last one alone."""
 
@@ -118,6 +150,7 @@ class _Rows:
         self.tails = [group[0] < len(problem.sites) - 2 for group in groups]  # those that add to gradients for halos
         tiles, head = problem.costs.layers, problem.head
         self.backs = [t.keep_seconds + t.adjoint_seconds if t.has_vjp else 0.0 for t in tiles]
+        self.adjoint_seconds = [t.adjoint_seconds if t.has_vjp else 0.0 for t in tiles]
         self.forward = span(sums.forward, 0, head)
         joins = problem.costs.joins
         self.summaries = list(accumulate((j.summarize_seconds if j.summary_bytes else 0.0 for j in joins), initial=0.0))
@@ -137,71 +170,66 @@ class _Rows:
                 own = forward[layer + 1] - forward[layer] if alone else self.summaries[layer + 1]
                 yield chunks[q] * (self.pace[q] * (forward[layer] + own)) + rest
 
-    def end(self, turned: Any, chunks: Sequence[Any], whole: Sequence[Any], short: Sequence[Any]) -> Iterator[Any]:
-        """What the end of the step isn't before; whole, short: W and V summed over the chunks of one device of each group."""
+    def end(self, turned: Any, chunks: Sequence[Any], sums: Sequence[_Sums[Any]]) -> Iterator[Any]:
+        """What the end of the step isn't before, from the chunks of one device of each group, and sums over them."""
         outside = self.forward + self.backs[-1]
         for q, alone in enumerate(self.ends):
             extra = 0.0 if alone else self.summaries[-1] + self.adjoints
             once = (0.0 if alone else self.settling) + (self.halos if q < len(self.groups) - 1 else 0.0)
             once += self.halo_vjps if self.tails[q] else 0.0
-            yield chunks[q] * (self.pace[q] * (outside + extra)) + whole[q] * self.pace[q] + self.pace[q] * once
+            yield chunks[q] * (self.pace[q] * (outside + extra)) + sums[q].whole * self.pace[q] + self.pace[q] * once
         if not self.passing:
             return
         top = self.passing[-1]
-        first = turned + chunks[-1] * (self.pace[-1] * sum(self.backs[top:]))
+        first = turned + chunks[-1] * (self.pace[-1] * (sum(self.adjoint_seconds[top:-1]) + self.backs[-1]))
         below = self.adjoints - self.problem.costs.joins[top].adjoint_summarize_seconds
         for q, alone in enumerate(self.ends[:-1]):
-            yield first + short[q] * self.pace[q] + chunks[q] * (0.0 if alone else self.pace[q] * below)
-        yield turned + chunks[-1] * (self.pace[-1] * self.backs[-1]) + whole[-1] * self.pace[-1]
+            yield first + sums[q].short * self.pace[q] + chunks[q] * (0.0 if alone else self.pace[q] * below)
+        yield turned + chunks[-1] * (self.pace[-1] * self.backs[-1]) + sums[-1].back * self.pace[-1]
 
-    def shortest(self, nesting: LayerNesting, stored: int) -> float:
-        """V[m] without the recomputation of the top layer, which may come before its adjoint states."""
-        if not self.passing:
-            return 0.0
-        top = self.passing[-1]
-        keep = max(tile.keep_seconds for tile in (self.problem.costs.layers[top], self.problem.costs.last_layers[top]))
-        whole = nesting.shortest(stored) if top == self.problem.head - 1 else sum(self.backs[: top + 1])
-        return max(0.0, whole - keep)
+    def times(self, holding: Holding, depth: int) -> _Sums[float]:
+        """W, V and B of one chunk; V without the recomputation of the top layer, which may come before its adjoint states."""
+        short = holding.shortest(depth, self.passing[-1]) if self.passing else 0.0
+        return _Sums(holding.seconds(depth), short, holding.backward(depth))
 
-    def seconds(self, nesting: LayerNesting, depths: Sequence[Sequence[tuple[int, int]]]) -> float:
+    def seconds(self, holding: Holding, depths: Sequence[Sequence[tuple[int, int]]]) -> float:
         """Of whole chunks."""
         chunks = [sum(n for _, n in device) for device in depths]
-        whole = [sum(n * nesting.seconds(m) for m, n in device) for device in depths]
-        short = [sum(n * self.shortest(nesting, m) for m, n in device) for device in depths]
-        return float(max(self.end(max(self.turned(chunks)), chunks, whole, short)))
+        sums = [_summed([(n, self.times(holding, depth)) for depth, n in device]) for device in depths]
+        return float(max(self.end(max(self.turned(chunks)), chunks, sums)))
 
 
 class _Program:
     """The linear program; devices that are alike share variables."""
 
-    def __init__(self, problem: Problem, nesting: LayerNesting, levels: Sequence[int], *, spare: bool) -> None:
+    def __init__(self, problem: Problem, holding: Holding, *, spare: bool) -> None:
         from ortools.linear_solver import pywraplp
 
         self.solver = pywraplp.Solver.CreateSolver("GLOP")
         rooms, count = _rooms(problem, spare=spare), len(problem.sites)
         self.groups = _alike(problem, rooms)
         rows, self.share = _Rows(problem, self.groups), last_share(problem.costs)
-        options = [(m, nesting.seconds(m), rows.shortest(nesting, m)) for m in levels]
-        if not spare:  # everything stored, in the room of one more than the most
-            everything = float(nesting.single[: problem.head].sum())
-            options.append((levels[-1] + 1, everything, rows.shortest(nesting, nesting.most)))
+        options = [(depth, rows.times(holding, depth)) for depth in holding.depths]
+        if not spare and holding.full is None:  # everything stored, in the room of one more than the most
+            everything = float(holding.nesting.single[: problem.head].sum())
+            most = holding.nesting.most
+            options.append((most + 1, _Sums(everything, rows.times(holding, most).short, everything)))
         limit, infinity = float(problem.costs.chunk_count), self.solver.infinity()
-        self.chunks, whole, short = [], [], []
+        self.chunks, sums = [], []
         for q, group in enumerate(self.groups):
             last = group[0] == count - 1
-            parts = [self.solver.NumVar(0.0, limit, f"x_{q}_{m}") for m, _, _ in options]
+            parts = [self.solver.NumVar(0.0, limit, f"x_{q}_{depth}") for depth, _ in options]
             self.chunks.append(self.solver.NumVar(self.share if last else 1.0, limit, f"chunks_{q}"))
             self.solver.Add(sum(parts) == self.chunks[-1])
-            used = sum(_chunk_bytes(problem, m, last=last) * x for x, (m, _, _) in zip(parts, options, strict=True))
+            used = sum(_chunk_bytes(holding, depth, last=last) * x for x, (depth, _) in zip(parts, options, strict=True))
             self.solver.Add(used <= max(rooms[group[0]], 0))
-            whole.append(sum(x * seconds for x, (_, seconds, _) in zip(parts, options, strict=True)))
-            short.append(sum(x * seconds for x, (_, _, seconds) in zip(parts, options, strict=True)))
+            sums.append(_summed([(x, times) for x, (_, times) in zip(parts, options, strict=True)]))
         total = sum(len(group) * own for group, own in zip(self.groups, self.chunks, strict=True))
         self.solver.Add(total == problem.costs.chunk_count - 1 + self.share)
         turned, slowest = (self.solver.NumVar(0.0, infinity, name) for name in ("turned", "slowest"))
         for row in rows.turned(self.chunks):
             self.solver.Add(turned >= row)
-        for row in rows.end(turned, self.chunks, whole, short):
+        for row in rows.end(turned, self.chunks, sums):
             self.solver.Add(slowest >= row)
         self.solver.Minimize(slowest)
 

@@ -5,8 +5,9 @@ known soon after; then it runs. The first range needs no summary, nor does the l
 the other. So both do as if ranges handed states on, and those between, in this order:
 
     forward    Tail, its halos to the next device; Summarize chunk by chunk; Settle, the state to the next device; Forward
-    backward   Recompute the internals of the whole range; AdjointSummarize; AdjointSettle, the adjoint state to the one
-               before; Adjoint; SplitHalo, the halos' cotangent to the device before; TailVjp for what the next device sends
+    backward   Recompute the internals of the whole range, where the forward kept none; AdjointSummarize; AdjointSettle, the
+               adjoint state to the one before; Adjoint; SplitHalo, the halos' cotangent to the device before; TailVjp for what
+               the next device sends
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def joined_actions(problem: Problem, plan: Ranges, device: int) -> tuple[Action,
     own.forward()
     for layer in range(problem.head, -1, -1):
         own.backward(layer)
+        own.list.add_up(layer)
     return own.list.finish()
 
 
@@ -62,7 +64,7 @@ class _Joined:
             for chunk in own.chunks:
                 if chunk == self.last:
                     own.drop_sent()  # what was settled is made once more
-                own.do(Loss(chunk, False) if layer == head else Forward(layer, chunk, False))
+                own.do(Loss(chunk, False) if layer == head else Forward(layer, chunk, own.holds(layer, chunk)))
             if own.before is None and own.after is not None and self._linear(layer):
                 own.send(carry(layer, self.last), own.after)
         own.do(Turn(*own.everything(own.after is None)))
@@ -82,17 +84,22 @@ class _Joined:
             own.do(Detach(layer, self.last))
         together = waits and self._passes_back(layer)
         for chunk in reversed(own.chunks) if together else ():
-            own.do(Recompute(layer, chunk, True))
+            self._keep(layer, chunk)
         if together and self.between:
             self._join_adjoints(layer)
         for chunk in reversed(own.chunks):
             if not together:
-                own.do(Recompute(layer, chunk, True))
+                self._keep(layer, chunk)
             if chunk == self.first:
                 own.drop_sent()  # what was settled is made once more
             own.do(vjp(self.costs, layer, chunk))
         if own.takes_adjoint(layer):
             self._pass_back(layer)
+
+    def _keep(self, layer: int, chunk: int) -> None:
+        """Make the internals that weren't held."""
+        if not self.list.holds(layer, chunk):
+            self.list.do(Recompute(layer, chunk, True))
 
     def _join(self, layer: int) -> None:
         """What comes before the forwards of a layer: the state that comes in, and the one that goes out."""

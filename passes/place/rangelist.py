@@ -28,9 +28,11 @@ class RangeList:
         self.before = busy[self.place - 1] if self.place else None
         self.after = busy[self.place + 1] if self.place + 1 < len(busy) else None
         self.groups: list[tuple[range, dict[int, list[Piece]]]] = []  # chunks, and what comes before the VJPs of each layer
+        self.held: dict[int, int] = {}  # by chunk: layers right below the head that hold their internals
         start = self.chunks.start
-        for stored, size in plan.depths[device]:
-            self.groups.append((range(start, start + size), _by_layer(plan.pieces[stored], problem.head)))
+        for depth, size in plan.depths[device]:
+            self.groups.append((range(start, start + size), _by_layer(plan.pieces[depth], problem.head)))
+            self.held.update(dict.fromkeys(range(start, start + size), plan.held.get(depth, 0)))
             start += size
         self.actions: list[Action] = []
         self.waits: dict[int, list[Value]] = {}
@@ -48,12 +50,15 @@ class RangeList:
                     for chunk in chunks:
                         self.do(Recompute(advanced, chunk, False))
 
+    def add_up(self, layer: int) -> None:
+        """Begin to add a layer's gradients up, to which nothing more comes here."""
+        if self.holders > 1 and layer >= self.problem.bottom:
+            self.do(Sum(layer, self.problem.residency.gradients(layer, range(self.costs.head + 1))))
+
     def finish(self) -> tuple[Action, ...]:
-        """Add the gradients up, hand them on, and drop everything in time."""
+        """Hand the gradients on, and drop everything in time."""
         layers = range(self.costs.head, self.problem.bottom - 1, -1)
         self.drop_sent()
-        for layer in layers if self.holders > 1 else ():
-            self.do(Sum(layer, self.problem.residency.gradients(layer, range(self.costs.head + 1))))
         for layer in layers:
             self.do(Publish(layer))
         return drop_after_last_use(self.costs, self.actions, self.waits)
@@ -61,6 +66,10 @@ class RangeList:
     def everything(self, wanted: bool) -> tuple[int, int]:
         """First and last of all layers, or of none."""
         return (0, self.costs.head) if wanted else (1, 0)
+
+    def holds(self, layer: int, chunk: int) -> bool:
+        """Whether a forward keeps its internals for the backward."""
+        return self.costs.head - self.held[chunk] <= layer < self.costs.head
 
     def carries(self, layer: int) -> bool:
         """Whether a layer hands a state on."""

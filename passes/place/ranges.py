@@ -26,11 +26,12 @@ The ranges are the solution of this linear program, rounded. With all the room t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.values import has_carry
+from adjcomp.passes.place.holding import Holding
 from adjcomp.passes.place.nesting import FAR, LayerNesting, Piece
 from adjcomp.passes.place.problem import Problem, span
 
@@ -44,10 +45,11 @@ class Ranges:
     cuts: tuple[int, ...]  # first chunk of each device, then the number of chunks
     depths: tuple[
         tuple[tuple[int, int], ...], ...
-    ]  # by device: (stored residual chunks, chunks of the range), first chunks first
-    pieces: dict[int, tuple[Piece, ...]]  # by stored residual chunks
+    ]  # by device: (stored residual chunks, or a depth of `Holding`; chunks of the range), first chunks first
+    pieces: dict[int, tuple[Piece, ...]]  # by depth
     seconds: float  # expected of the slowest device
     bound_seconds: float  # that no ranges go below
+    held: Mapping[int, int] = field(default_factory=dict)  # by depth: how many of the highest layers hold their internals
     joined: bool = False  # by summaries; else they hand states on
 
 
@@ -181,7 +183,7 @@ class _Times:
         return max(self.least, shortest - self.below if self.on_top else 0.0)
 
 
-def depths_of(nesting: LayerNesting, sizes: Mapping[int, int], count: int, room: int) -> tuple[tuple[int, int], ...]:
+def depths_of(nesting: LayerNesting | Holding, sizes: Mapping[int, int], count: int, room: int) -> tuple[tuple[int, int], ...]:
     """How many of `count` chunks store how many residual chunks in `room` bytes: the fastest mixture of two numbers.
 
     sizes: bytes of a chunk by the residual chunks that it stores, in rising order.
@@ -189,10 +191,10 @@ def depths_of(nesting: LayerNesting, sizes: Mapping[int, int], count: int, room:
     if count == 0:
         return ()
     best: tuple[float, tuple[tuple[int, int], ...]] | None = None
-    for low, small in sizes.items():
+    for place, (low, small) in enumerate(sizes.items()):
         if count * small > room:
             break
-        for high in (m for m in sizes if m >= low):
+        for high in list(sizes)[place:]:
             more = sizes[high] - small
             deep = min(count, (room - count * small) // more) if more > 0 else count
             seconds = (count - deep) * nesting.seconds(low) + deep * nesting.seconds(high)

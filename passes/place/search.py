@@ -41,7 +41,8 @@ SPACES = {
     "range; every chunk has places of its own for a number of residual chunks, stored after some layers, and makes the others "
     "from those again; no internals are held",
     "joined": "contiguous chunks on each device likewise, at least one, with ranges joined by summaries: every chunk has a place "
-    "for internals too, as those of one layer of the whole range are live at once",
+    "for internals too, as those of one layer of the whole range are live at once; chunks with places for all their residual "
+    "chunks may keep internals of the highest layers from the forward",
     "grid": "stages of contiguous layers in the machine's order, each on several devices next to each other that take its chunks "
     "in turn: the devices of a turn are a wave over their chunks as in a placement by layers, and states go from turn to turn",
 }

@@ -18,6 +18,7 @@ def sweep_actions(problem: Problem, plan: Ranges, device: int) -> tuple[Action, 
     _forward(own)
     for layer in range(problem.head, -1, -1):
         _backward(own, layer)
+        own.add_up(layer)
     return own.finish()
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adjcomp.ir.actions import Action
+from adjcomp.ir.actions import Action, Publish
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Wiring
 from adjcomp.ir.transfers import Receive, Send, Sum, SumTied
@@ -40,7 +40,10 @@ class Timeline:
         self.offers: dict[tuple[int, int, Raw], float] = {}
         self.ways: dict[tuple[int, int], float] = {}
         self.waiting: dict[tuple[int, Raw], list[int]] = {}  # devices that can't go on before something is known of a value
-        self.meeting: dict[Sum | SumTied, list[int]] = {}  # a sum -> devices that have come to it
+        self.meeting: dict[Sum | SumTied, dict[int, float]] = {}  # a sum -> devices that have come to it, and when
+        self.pending = [0 for _ in lists]  # sums that a device has come to and that haven't begun
+        self.summed = [0.0 for _ in lists]  # when the last sum of a device ends
+        self.handing: set[int] = set()  # devices that wait for sums, to hand gradients out
         self.members = Counter(_anywhere(a) for actions in lists for a in actions if isinstance(a, Sum | SumTied))
         self.order: list[Action] = []
         self.ready: list[tuple[float, int]] = [(0.0, device) for device in range(len(lists))]
@@ -71,7 +74,7 @@ class Timeline:
         elif kind is Receive:
             self._receive(action)  # type: ignore[arg-type]
         elif isinstance(action, Sum | SumTied):
-            return self._meet(action)
+            self._meet(action)
         elif not self._compute(device, action):
             return False
         self._done(device, action)
@@ -85,6 +88,11 @@ class Timeline:
         """A computation; False where something that it needs isn't known yet."""
         recipe, chunk = self.recipes.of(action)
         start, places, there, gone = self.clock[device], self.places[device], self.there[device], self.gone[device]
+        if type(action) is Publish:
+            if self.pending[device]:
+                self.handing.add(device)
+                return False
+            start = max(start, self.summed[device])
         for kind, layer, offset in recipe.reads:
             if (kind, layer) in places and (value := (kind, layer, chunk + offset)) in self.coming[device]:
                 at = there.get(value)
@@ -135,22 +143,25 @@ class Timeline:
             for device in self.waiting.pop(place, ()):
                 heapq.heappush(self.ready, (self.clock[device], device))
 
-    def _meet(self, action: Sum | SumTied) -> bool:
-        """A sum over devices: the last that comes lets all go on. False where this isn't the last."""
+    def _meet(self, action: Sum | SumTied) -> None:
+        """A device comes to a sum over devices; the last one begins it, and wakes who waited for that."""
         key = _anywhere(action)
-        come = self.meeting.setdefault(key, [])
-        come.append(action.device)
+        come = self.meeting.setdefault(key, {})
+        come[action.device] = self.clock[action.device]
+        self.pending[action.device] += 1
         if len(come) < self.members[key]:
-            return False
+            return
+        devices = tuple(sorted(come))
         size = action.size if isinstance(action, Sum) else self.costs.ties[action.tie].gradient_bytes
-        end = max(self.clock[device] for device in come) + self.wiring.sum_seconds(tuple(sorted(come)), size)
-        for device in sorted(come):
-            self.clock[device] = end
-            self._done(device, self.lists[device][self.position[device]])
-            if device != action.device:
-                heapq.heappush(self.ready, (end, device))
+        start = max(*come.values(), *(self.summed[device] for device in devices))
+        end = start + self.wiring.sum_seconds(devices, size)
+        for device in devices:
+            self.summed[device] = end
+            self.pending[device] -= 1
+            if device in self.handing and not self.pending[device]:
+                self.handing.discard(device)
+                heapq.heappush(self.ready, (self.clock[device], device))
         del self.meeting[key]
-        return True
 
 
 def _anywhere(action: Sum | SumTied) -> Sum | SumTied:

@@ -41,6 +41,7 @@ class Exchange:
     _coming: dict[Value, Ticket] = field(default_factory=dict)
     _leaving: dict[Value, list[Ticket]] = field(default_factory=dict)
     _summing: list[Ticket] = field(default_factory=list)
+    _late: list[tuple[Sum | SumTied, Mapping[str, Tensor]]] = field(default_factory=list)  # sums for the end of the step
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -121,7 +122,15 @@ class Exchange:
         return held
 
     def add(self, action: Sum | SumTied, gradients: Mapping[str, Tensor]) -> None:
-        """Begin to add up gradients over the devices that have them."""
+        """Begin to add up gradients over the devices that have them; at the end, where wholes of parameters come and go: what is
+        left of those gradients then takes the wholes' place.
+        """
+        if self.wholes is None:
+            self._begin(action, gradients)
+        else:
+            self._late.append((action, gradients))
+
+    def _begin(self, action: Sum | SumTied, gradients: Mapping[str, Tensor]) -> None:
         names = [name for name in self.part.summed(action) if name in gradients]
         holders = self.part.holders(action)
         cut = [name for name in names if name in self.shardings and self._is_cut_evenly(self.shardings[name], holders)]
@@ -156,6 +165,11 @@ class Exchange:
 
     def complete_gradients(self, found: StepGradients, inputs: StepInputs) -> StepGradients:
         """Wait for all sums; add up what every rank wants (gradients of sides, initial states); average over replicas."""
+        if self.wholes is not None:
+            self.wholes.finish()
+        for action, gradients in self._late:
+            self._begin(action, gradients)
+        self._late.clear()
         for ticket in self._summing:
             self.link.wait(ticket)
         sides = [self._or_zeros(g, like) for g, like in zip(found.sides, inputs.sides, strict=True)]

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 import torch
 
 from adjcomp.ir.actions import Action
-from adjcomp.ir.transfers import Sum
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.mesh.link import Circle, Link
 from adjcomp.runtime.mesh.passes import Layers, layer_of
@@ -70,16 +69,17 @@ class Wholes:
     def before(self, action: Action, head: int) -> None:
         """Gather what an action reads, and let go of what no pass nearby reads."""
         layer = layer_of(action, head)
-        if layer is not None:
-            if self._at < 0 or self.passes[self._at] != layer:
-                self._go(self.passes.index(layer, self._at + 1))
-        elif isinstance(action, Sum):
-            self._go(len(self.passes) - 1)
-            self._keep_only(frozenset())
+        if layer is not None and (self._at < 0 or self.passes[self._at] != layer):
+            self._go(self.passes.index(layer, self._at + 1))
 
     def finish_forward(self) -> None:
         """Take part in what is left before the Turn: a rank without work does nothing else."""
         self._go(self.turn - 1)
+
+    def finish(self) -> None:
+        """Take part in all that is left, and let everything go."""
+        self._go(len(self.passes) - 1)
+        self._keep_only(frozenset())
 
     def _go(self, at: int) -> None:
         """Come to pass `at`, by way of all those before it."""
