@@ -180,6 +180,7 @@ class _Tracer:
         inputs = [self.fakes.input(t, i.time_dim) for t, i in zip(tensors, self.call.inputs, strict=True)]
         graph = self._traced([*stand_ins, *inputs])
         _lift_constants(graph, self.fakes.mode)
+        _check_embeddings(graph.graph)
         assert self.spec is not None
         return TracedModel(
             graph=graph,
@@ -249,6 +250,17 @@ def _lift_constants(graph: fx.GraphModule, mode: FakeTensorMode) -> None:
                     "of the model: assign it as an nn.Parameter, or pass it as an argument"
                 )
             node.meta.setdefault("val", mode.from_tensor(constant, static_shapes=True))
+
+
+def _check_embeddings(graph: fx.Graph) -> None:
+    """Rows are looked up by integers; some versions of torch find out only when the lookup runs."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.embedding.default):
+        dtype = node.args[1].meta["val"].dtype  # type: ignore[union-attr]
+        if dtype not in (torch.int64, torch.int32):
+            raise CaptureError(
+                f"{node.meta.get('where', 'the root module')}: an embedding looks up rows by {dtype} numbers. "
+                "Pass token ids as int64 or int32"
+            )
 
 
 def _first_line(error: Exception) -> str:
