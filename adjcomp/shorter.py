@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from adjcomp.budget import outside_costs
-from adjcomp.ir.actions import Advance, Forward, Loss, Recompute
+from adjcomp.ir.actions import Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.narrow import Narrow
@@ -59,14 +59,19 @@ def shortened(request: PlanRequest, longer: Executable) -> Executable | None:
 def column_modes(plan: Plan) -> list[ColumnMode]:
     """The modes that a time-major plan was made of: what it keeps in the forward, and which tiles it runs again twice."""
     held = [0] * plan.costs.chunk_count
+    noted: set[int] = set()
     runs: Counter[tuple[int, int]] = Counter()
     for action in plan.actions:
         if isinstance(action, Forward | Loss) and action.keep:
             held[action.chunk] += 1
         elif isinstance(action, Recompute):
             runs[action.chunk, action.layer] += 1
+        elif isinstance(action, HeadVjp) and held[action.chunk] and runs[action.chunk, 0]:  # its input came with the pass
+            noted.add(action.chunk)
     again: list[set[int]] = [set() for _ in held]
     for (chunk, layer), times in runs.items():
         if times > 1:
             again[chunk].add(layer)
-    return [ColumnMode(count, frozenset(layers)) for count, layers in zip(held, again, strict=True)]
+    return [
+        ColumnMode(0 if chunk in noted else held[chunk], frozenset(again[chunk]), chunk in noted) for chunk in range(len(held))
+    ]

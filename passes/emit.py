@@ -67,6 +67,8 @@ def check_modes(costs: StackCosts, modes: Sequence[ColumnMode]) -> None:
     most = costs.head + 1 - bottom_layer(costs)
     if any(not 0 <= mode.held <= most for mode in modes):
         raise ValueError(f"a chunk can hold between 0 and {most} tiles")
+    if any(mode.noted and mode.held for mode in modes):
+        raise ValueError("a chunk that holds tiles holds the head's input too")
 
 
 def _columns(costs: StackCosts, mode: ColumnMode, chunk: int) -> tuple[Column, Column]:
@@ -188,7 +190,7 @@ def forward_column(costs: StackCosts, chunk: int, mode: ColumnMode) -> Iterator[
     first = mode.first_held(costs)
     for layer in range(costs.head):
         yield Forward(layer, chunk, layer >= first)
-    yield Loss(chunk, first <= costs.head)
+    yield Loss(chunk, first <= costs.head or mode.noted)
 
 
 def publications(costs: StackCosts) -> Iterator[Action]:
@@ -204,7 +206,7 @@ def backward_column(costs: StackCosts, chunk: int, mode: ColumnMode) -> Iterator
     top = mode.top_recomputed(costs)
     if top is None:
         return
-    for layer in range(top + 1):
+    for layer in range(top if mode.noted else top + 1):
         yield Recompute(layer, chunk, layer >= bottom and (layer == top or layer not in mode.again))
     for layer in range(top, bottom - 1, -1):
         if layer in mode.again and layer != top:

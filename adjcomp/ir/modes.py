@@ -13,11 +13,13 @@ class ColumnMode:
 
     The top `held` tiles (the head counts) keep their internals from the forward on. When the backward reaches the chunk, the
     tiles below are run again in one pass from the stem; those in `again` keep only their input in that pass and are run once
-    more just before their adjoint, the others keep their internals.
+    more just before their adjoint, the others keep their internals. Where nothing is held, the head may still leave its internals
+    in the forward, a number or two a token: then the pass brings its input again, and it need not run again itself.
     """
 
     held: int
     again: frozenset[int] = frozenset()
+    noted: bool = False  # the head left its internals although its input was dropped; held is 0
 
     def first_held(self, costs: StackCosts) -> int:
         """The lowest layer that is held; head + 1 when none is."""

@@ -195,7 +195,7 @@ class _Bound:
     def _alone(self, site: Site) -> float:
         """Seconds of all that a device does which has all layers; infinite where they don't fit."""
         share = Share(site.name, site.budget_bytes, *self.lane.residency.on(0, self.lane.costs.head))
-        instance = build_instance(self.lane.costs, share)
+        instance = build_instance(self.lane.costs, share, noting=False)
         if flat_minimum(instance) > site.budget_bytes:
             return math.inf
         return lower_bound(instance, site.budget_bytes).ticks * instance.tick * (1 - PRECISION) / site.speed

@@ -45,7 +45,7 @@ def top_instance(problem: Problem, device: int, first: int, stored_inputs: int) 
     share = Share(
         problem.sites[device].name, problem.sites[device].budget_bytes, {**resident, "transfers": buffers + below}, turn
     )
-    return build_instance(_own_stack(costs, first) if first > 0 else costs, share)
+    return build_instance(_own_stack(costs, first) if first > 0 else costs, share, noting=False)
 
 
 def _own_stack(costs: StackCosts, first: int) -> StackCosts:

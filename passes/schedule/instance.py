@@ -112,9 +112,9 @@ class Instance:
         return found
 
 
-def build_instance(costs: StackCosts, share: Share, *, rounded: bool = False) -> Instance:
+def build_instance(costs: StackCosts, share: Share, *, rounded: bool = False, noting: bool = True) -> Instance:
     """The instance of `costs` on the device of `share`; where that has a host tier, the one whose borders wait there; or the one
-    whose borders are `rounded` to lower precision.
+    whose borders are `rounded` to lower precision. Without `noting` no head leaves its internals where its input is dropped.
     """
     check_sizes(costs, share)
     tick = step_tick(costs)
@@ -132,8 +132,9 @@ def build_instance(costs: StackCosts, share: Share, *, rounded: bool = False) ->
     slack = 0 if exact else sum(columns[1].adjoint_out)
     if not exact:
         columns[0] = columns[1]
-    menus = _menus(columns, tick, resident, backward, optimistic=False)
-    bounds = menus if all(m.options.complete for m in menus) else _menus(columns, tick, resident, backward, optimistic=True)
+    menus = _menus(columns, tick, resident, backward, optimistic=False, noting=noting)
+    whole = all(m.options.complete for m in menus)
+    bounds = menus if whole else _menus(columns, tick, resident, backward, optimistic=True, noting=noting)
     first = Menu(bounds[0].column, bounds[0].options, bounds[0].need - slack)
     return Instance(costs, tick, resident, backward, menus, (first, *bounds[1:]), exact, spill, reserved)
 
@@ -168,12 +169,14 @@ def fetching_ahead(instance: Instance) -> Instance:
 
 def _lean_menu(column: Column, tick: float, backward: int) -> Menu:
     """The options of a column that hold nothing from the forward, with what their backward needs."""
-    options = column_options(column, tick, pass_table(column, tick))
+    options = column_options(column, tick, pass_table(column, tick), noting=False)
     options = options.select(np.flatnonzero(options.held == 0))
     return _undominated(Menu(column, options, backward + options.backward_peak))
 
 
-def _menus(columns: Sequence[Column], tick: float, resident: int, backward: int, *, optimistic: bool) -> tuple[Menu, Menu, Menu]:
+def _menus(
+    columns: Sequence[Column], tick: float, resident: int, backward: int, *, optimistic: bool, noting: bool
+) -> tuple[Menu, Menu, Menu]:
     """Menus of the first, inner and last column; equal columns share one, and columns with equal backwards a pass table."""
     made: dict[Column, Menu] = {}
     passes: dict[Column, PassTable] = {}
@@ -182,7 +185,8 @@ def _menus(columns: Sequence[Column], tick: float, resident: int, backward: int,
             backwards = replace(column, border_out=())
             if backwards not in passes:
                 passes[backwards] = pass_table(column, tick, optimistic=optimistic)
-            made[column] = _menu(column, column_options(column, tick, passes[backwards]), resident, backward)
+            options = column_options(column, tick, passes[backwards], noting=noting)
+            made[column] = _menu(column, options, resident, backward)
     first, inner, last = (made[column] for column in columns)
     return first, inner, last
 

@@ -37,6 +37,7 @@ class PassTable:
     """What the recompute pass of a column can be, whatever its forward holds."""
 
     ends: tuple[tuple[int, Ints, Ints], ...]  # top layer; for each state below it the backward peak (bytes) and the time (ticks)
+    noted: tuple[Ints, Ints]  # the same up to the head's input, where the head left its internals in the forward
     history: tuple[tuple[Ints, Bools], ...]
     complete: bool
 
@@ -63,7 +64,16 @@ def pass_table(column: Column, tick: float, *, optimistic: bool = False, limit: 
             complete = complete and len(index) <= limit
             states, index = _shrink(wider.take(index), index, limit, optimistic)
             history.append((parents[index], again[index]))
-    return PassTable(tuple(ends), tuple(history), complete)
+    return PassTable(tuple(ends), _noted(column, states), tuple(history), complete)
+
+
+def _noted(column: Column, states: _States) -> tuple[Ints, Ints]:
+    """Backward peak and time of passes that bring the head's input, beside internals that the head left in the forward."""
+    head = column.tiles[column.head]
+    beside = head.keep_bytes - (0 if head.reads_carry else column.border_in[column.head])
+    live = states.live + beside + (_carried(column, states, column.head) if head.reads_input else 0)
+    base = _base(column, column.head)
+    return np.maximum(base + np.maximum(states.up + beside, live + head.adjoint_workspace_bytes), states.down), states.ticks
 
 
 def _base(column: Column, layer: int) -> int:

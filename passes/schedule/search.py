@@ -43,8 +43,9 @@ SMALL_GAP = 1e-3  # gap at which the search of long sequences stops
 FEW_COLUMNS = 3  # of the sequence whose peak explains a minimum
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 SPACE = (
-    "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles from the forward "
-    "and recomputes the others from the border in one pass, in which each tile keeps its internals or its input; or nested: only "
+    "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles, or of its head "
+    "without the head's input, from the forward and recomputes the others from the border in one pass, in which each tile keeps "
+    "its internals or its input; or nested: only "
     f"the last chunk holds anything, at most {MOST_STORED} borders are stored at a time, and the others are recomputed from those"
 )
 SPILLED_SPACE = (

@@ -26,6 +26,7 @@ class OptionTable:
     backward_peak: Ints  # P, bytes
     ticks: Ints  # time of forward, recomputation and VJPs, in ticks of the instance
     held: Ints  # tiles held from the forward
+    noted: Bools  # whether the head left its internals in the forward although nothing is held
     state: Ints  # index of the state below the top recomputed tile, for `mode`
     history: tuple[tuple[Ints, Bools], ...] = field(repr=False)  # per layer: parent state, whether the tile runs again
     complete: bool  # nothing was thinned out: every choice is dominated by an option
@@ -42,7 +43,7 @@ class OptionTable:
             if runs_again[state]:
                 again.append(layer)
             state = int(parent[state])
-        return ColumnMode(held, frozenset(again))
+        return ColumnMode(held, frozenset(again), bool(self.noted[index]))
 
     def select(self, keep: Ints | Bools) -> OptionTable:
         """The options at `keep`, in its order."""
@@ -52,6 +53,7 @@ class OptionTable:
             backward_peak=self.backward_peak[keep],
             ticks=self.ticks[keep],
             held=self.held[keep],
+            noted=self.noted[keep],
             state=self.state[keep],
             history=self.history,
             complete=self.complete,
@@ -68,16 +70,17 @@ class _Held:
     ticks: int
 
 
-def column_options(column: Column, tick: float, passes: PassTable) -> OptionTable:
-    """Every option of `column`: how many tiles it holds, and a pass for those below."""
+def column_options(column: Column, tick: float, passes: PassTable, *, noting: bool = True) -> OptionTable:
+    """Every option of `column`: how many tiles it holds, and a pass for those below; `noting`: or only the head's internals."""
     ticks = Ticks(column, tick)
     nothing = np.zeros(1, np.int64)
     ends = [
-        *((column.head - top, peak, time) for top, peak, time in passes.ends),
-        (column.head + 1 - column.bottom, nothing, nothing),
+        *((column.head - top, False, peak, time) for top, peak, time in passes.ends),
+        *([(0, True, *passes.noted)] if noting and _can_note(column) else []),
+        (column.head + 1 - column.bottom, False, nothing, nothing),
     ]
-    parts = [_held(column, ticks, held) for held, _, _ in ends]
-    sizes = [len(peak) for _, peak, _ in ends]
+    parts = [_held(column, ticks, held, noted) for held, noted, _, _ in ends]
+    sizes = [len(peak) for *_, peak, _ in ends]
 
     def repeat(values: list[int]) -> Ints:
         return np.repeat(np.array(values, np.int64), sizes)
@@ -85,30 +88,37 @@ def column_options(column: Column, tick: float, passes: PassTable) -> OptionTabl
     return OptionTable(
         left=repeat([part.left for part in parts]) + column.rounded,
         forward_peak=repeat([part.forward_peak for part in parts]) + column.rounded,
-        backward_peak=np.maximum(np.concatenate([peak for _, peak, _ in ends]), repeat([part.backward_peak for part in parts])),
-        ticks=np.concatenate([time for _, _, time in ends]) + repeat([part.ticks for part in parts]),
-        held=repeat([held for held, _, _ in ends]),
+        backward_peak=np.maximum(np.concatenate([peak for *_, peak, _ in ends]), repeat([part.backward_peak for part in parts])),
+        ticks=np.concatenate([time for *_, time in ends]) + repeat([part.ticks for part in parts]),
+        held=repeat([held for held, *_ in ends]),
+        noted=repeat([noted for _, noted, *_ in ends]).astype(bool),
         state=np.concatenate([np.arange(size) for size in sizes]),
         history=passes.history,
         complete=passes.complete,
     )
 
 
-def _held(column: Column, ticks: Ticks, held: int) -> _Held:
+def _can_note(column: Column) -> bool:
+    """Whether the head's internals alone may be worth keeping: where its VJP reads its input besides, they are less than both."""
+    return column.head > 0 and column.tiles[column.head].has_vjp and column.tiles[column.head].reads_input
+
+
+def _held(column: Column, ticks: Ticks, held: int, noted: bool) -> _Held:
     """Follow a column that holds its top `held` tiles through its forward, and through the VJPs of the held tiles."""
     tiles, head = column.tiles, column.head
     first = head + 1 - held
     recomputed = first - 1 >= column.bottom
+    kept = [k >= first or (noted and k == head) for k in range(head + 1)]
     keeps_output = [k >= first and tiles[k].reads_output and k < head for k in range(head + 1)]
     keeps_input = [k >= first and tiles[k].reads_input and k > 0 for k in range(head + 1)]
-    keeps_border = [(k < first and recomputed) or (k >= first and tiles[k].reads_carry) for k in range(head + 1)]
+    keeps_border = [(not kept[k] and recomputed) or (kept[k] and tiles[k].reads_carry) for k in range(head + 1)]
     live, peak, spent = sum(column.border_in), 0, 0
     for k, tile in enumerate(tiles):
-        peak = max(peak, live + (tile.keep_workspace_bytes if k >= first else tile.forward_workspace_bytes))
-        live += tile.stream_bytes * (k < head) + column.border_out[k] + tile.keep_bytes * (k >= first)
+        peak = max(peak, live + (tile.keep_workspace_bytes if kept[k] else tile.forward_workspace_bytes))
+        live += tile.stream_bytes * (k < head) + column.border_out[k] + tile.keep_bytes * kept[k]
         live -= 0 if keeps_border[k] else column.border_in[k]
         live -= 0 if k == 0 or keeps_input[k] or keeps_output[k - 1] else tiles[k - 1].stream_bytes
-        spent += ticks.keep[k] if k >= first else ticks.forward[k]
+        spent += ticks.keep[k] if kept[k] else ticks.forward[k]
     left = live - sum(column.border_out)
     live = left + sum(column.adjoint_in)
     backward = live

@@ -36,7 +36,7 @@ def modes_of(costs_seed: int, choices: list[int], layers: int) -> Plan:
     for choice in choices:
         held = choice % (most + 1)
         below = range(bottom, costs.head - held)
-        modes.append(ColumnMode(held, frozenset(k for k in below if choice >> (4 + k) & 1)))
+        modes.append(ColumnMode(held, frozenset(k for k in below if choice >> (4 + k) & 1), held == 0 and choice % 2 == 1))
     return build_plan(costs, emit(costs, modes), ROOMY, "cpu")
 
 

@@ -28,6 +28,8 @@ def column_modes(costs: StackCosts) -> Iterator[ColumnMode]:
         for size in range(len(below) + 1):
             for again in itertools.combinations(below, size):
                 yield ColumnMode(held, frozenset(again))
+                if held == 0 and costs.tile(costs.head, 0).reads_input:
+                    yield ColumnMode(held, frozenset(again), noted=True)
 
 
 def every_nesting(start: int, count: int, whole: bool) -> Iterator[tuple[Run, ...]]:
@@ -44,7 +46,7 @@ def every_nesting(start: int, count: int, whole: bool) -> Iterator[tuple[Run, ..
 def every_nested_plan(costs: StackCosts) -> list[tuple[int, float]]:
     """(peak, seconds) of every nested plan."""
     share = Share("cpu", 0, costs.resident_bytes, costs.turn_bytes)
-    lean = [mode for mode in column_modes(costs) if mode.held == 0]
+    lean = [mode for mode in column_modes(costs) if mode.held == 0 and not mode.noted]
     found = []
     for modes in itertools.product(*[lean] * (costs.chunk_count - 1), list(column_modes(costs))):
         for runs in every_nesting(0, costs.chunk_count, True):
