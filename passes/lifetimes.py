@@ -22,17 +22,18 @@ def drop_after_last_use(
     actions: Sequence[Action],
     waits: Mapping[int, Sequence[Value]] | None = None,
     later: Iterable[Value] = (),
+    recipes: Recipes | None = None,
 ) -> tuple[Action, ...]:
     """`actions` of one device, each dropping the values that no later one reads.
 
     Walking back from the end, a value that is read and not yet wanted later is read here for the last time; one that is written
     and not wanted later is dropped at once; a write ends the want, so a value that is made twice has two lives. `waits` are
     further values that the action at an index counts as reading: those on their way to another device, which it may drop. `later`
-    are values that are read after the last of `actions`.
+    are values that are read after the last of `actions`. `recipes`: those of `costs`, where they are known already.
     """
     wanted: set[tuple[Kind, int, int]] = set(later)
     found: list[Action] = []
-    recipes = Recipes(costs)
+    recipes = Recipes(costs) if recipes is None else recipes
     waits = waits or {}
     for index in range(len(actions) - 1, -1, -1):
         action = actions[index]

@@ -13,6 +13,7 @@ from adjcomp.ir.modes import bottom_layer
 from adjcomp.ir.plan import Wiring
 from adjcomp.ir.residency import Residency
 from adjcomp.ir.values import has_adjoint
+from adjcomp.passes.recipes import Recipes
 
 T = TypeVar("T", int, float)
 
@@ -64,6 +65,11 @@ class Problem:
     def bottom(self) -> int:
         """The lowest layer with a VJP."""
         return bottom_layer(self.costs)
+
+    @cached_property
+    def recipes(self) -> Recipes:
+        """What the actions of plans do, the same for all devices."""
+        return Recipes(self.costs)
 
     @cached_property
     def sums(self) -> LayerSums:

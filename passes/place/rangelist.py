@@ -61,7 +61,7 @@ class RangeList:
         self.drop_sent()
         for layer in layers:
             self.do(Publish(layer))
-        return drop_after_last_use(self.costs, self.actions, self.waits)
+        return drop_after_last_use(self.costs, self.actions, self.waits, recipes=self.problem.recipes)
 
     def everything(self, wanted: bool) -> tuple[int, int]:
         """First and last of all layers, or of none."""

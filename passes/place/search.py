@@ -33,6 +33,7 @@ from adjcomp.units import format_bytes
 
 TRIES = 3  # plans that are written out and timed, for each placement
 ENOUGH = 400_000  # actions written out, after which no other plan is tried
+MOST_WAITING = 128  # devices whose ranges hand their states on, where they can be joined instead
 SHRINKS = 6  # times that a plan over its budget is planned again with less
 SPACES = {
     "layers": "contiguous layers on each device, in the machine's order: a wave over the chunks, in which every stage keeps the "
@@ -101,14 +102,27 @@ def solve_machine(
         tried += [
             (p, joined) for form in forms for p in (_problems(*form, machine, seq_len, budget_bytes, longer) if longer else ())
         ]
-    found = [option for problem, way in tried if (option := _model(problem, *way)) is not None]
+    found, tried = _modelled(tried, len(machine.devices))
     if not found:
         _check_lanes(problems, ways)
         raise _budget_error(problems, ways, budget_bytes)
-    placements = tuple(dict.fromkeys(placement for placement, _ in ways))
+    placements = tuple(dict.fromkeys(way[0] for _, way in tried))
     best = _best(found, placements, TRIES if _searched(options) else 1)
     bound = min(_bound(problem, *way, found) for problem, way in tried)
     return _certified(best, bound, placements, tuple(sorted({problem.costs.chunk for problem, _ in tried})), options)
+
+
+def _modelled(tried: Sequence[tuple[Problem, Way]], devices: int) -> tuple[list[_Option], list[tuple[Problem, Way]]]:
+    """The options that fit, and what was tried: many ranges don't wait for each other where they can be joined."""
+
+    def solved(pairs: Sequence[tuple[Problem, Way]]) -> list[_Option]:
+        return [option for problem, way in pairs if (option := _model(problem, *way)) is not None]
+
+    joined = [pair for pair in tried if pair[1][0] == "joined"]
+    found = solved(joined)
+    waits = not found or devices <= MOST_WAITING
+    others = [pair for pair in tried if pair[1][0] != "joined" and (waits or pair[1][0] != "time")]
+    return found + solved(others), joined + others
 
 
 def _check_lanes(problems: Sequence[Problem], ways: Sequence[Way]) -> None:
