@@ -108,6 +108,8 @@ def solve_machine(
         raise _budget_error(problems, ways, budget_bytes)
     placements = tuple(dict.fromkeys(way[0] for _, way in tried))
     best = _best(found, placements, TRIES if _searched(options) else 1)
+    if best is None:
+        raise _budget_error(problems, ways, budget_bytes)
     bound = min(_bound(problem, *way, found) for problem, way in tried)
     return _certified(best, bound, placements, tuple(sorted({problem.costs.chunk for problem, _ in tried})), options)
 
@@ -132,8 +134,11 @@ def _check_lanes(problems: Sequence[Problem], ways: Sequence[Way]) -> None:
         raise ValueError(f"{problems[0].costs.seq_len} tokens make {most} chunks, which {lanes} ranks along time can't share")
 
 
-def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Plan:
-    """The fastest of the plans that are written out: of each placement the most promising options."""
+def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Plan | None:
+    """The fastest of the plans that are written out: of each placement the most promising options, others where those don't fit.
+
+    None where no plan fits, as models of bytes may be a little too hopeful.
+    """
     pool: list[_Option] = []
     for placement in placements:
         own = (option for option in found if option.placement == placement)
@@ -143,10 +148,10 @@ def _best(found: Sequence[_Option], placements: Sequence[str], tries: int) -> Pl
     for option in sorted(pool, key=lambda option: option.seconds):
         if best is None or (option.seconds < best.seconds and written < ENOUGH):
             plan = _written(option)
-            written += len(plan.actions)
-            best = plan if best is None or plan.seconds < best.seconds else best
-    assert best is not None
-    return best
+            written += 0 if plan is None else len(plan.actions)
+            best = plan if best is None or (plan is not None and plan.seconds < best.seconds) else best
+    others = (option for option in sorted(found, key=lambda option: option.seconds) if option not in pool)
+    return best or next((plan for option in others if (plan := _written(option)) is not None), None)
 
 
 def _ways(options: Options, shape: tuple[int, int] | None, devices: int, joinable: bool) -> list[Way]:
@@ -219,8 +224,10 @@ def _bound(problem: Problem, placement: str, shape: tuple[int, int], found: Sequ
     return own[0].bound_seconds * (1 - 1e-9) if isinstance(own[0], Ranges) else grid_bound(problem, shape)
 
 
-def _written(option: _Option) -> Plan:
-    """The plan of an option, within the budgets: where the model was too hopeful about bytes, with as much less."""
+def _written(option: _Option) -> Plan | None:
+    """The plan of an option, within the budgets: where the model was too hopeful about bytes, with as much less; None where that
+    doesn't fit.
+    """
     problem, solution = option.problem, option.solution
     for _ in range(SHRINKS):
         plan = _plan(option.problem, solution)
@@ -233,7 +240,7 @@ def _written(option: _Option) -> Plan:
         if again is None:
             break
         solution = again.solution
-    raise RuntimeError(f"the {option.placement} placement at chunk length {problem.costs.chunk} doesn't keep its model's promise")
+    return None
 
 
 def _plan(problem: Problem, solution: Solution) -> Plan:
@@ -298,9 +305,17 @@ def _budget_error(problems: Sequence[Problem], ways: Sequence[Way], budget: int)
             low = middle
         else:
             high = middle
-    option = _first_fit(problems, ways, high, capped=fits_here)
-    assert option is not None
-    return BudgetError(budget, high, _written(option).bytes_by_kind, subject=_culprit(problems, high, largest, fits_here))
+    while (plan := _first_written(problems, ways, high, capped=fits_here and high <= largest)) is None:
+        high += max(1, high >> 8)
+    return BudgetError(budget, high, plan.bytes_by_kind, subject=_culprit(problems, high, largest, fits_here))
+
+
+def _first_written(problems: Sequence[Problem], ways: Sequence[Way], budget: int, *, capped: bool) -> Plan | None:
+    """The plan of the first placement whose model fits; None where it doesn't fit once it is written."""
+    option = _first_fit(problems, ways, budget, capped=capped)
+    if option is None or budget > 1 << 60:
+        raise RuntimeError("a placement that fits by its model never does when it is written")
+    return _written(option)
 
 
 def _first_fit(problems: Sequence[Problem], ways: Sequence[Way], budget: int, *, capped: bool) -> _Option | None:

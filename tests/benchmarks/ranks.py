@@ -48,7 +48,9 @@ def measure(rank: int, arguments: argparse.Namespace, port: int, results: Any) -
     if arguments.ranks > 1:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.ranks)
-        mesh = init_device_mesh("cpu", (arguments.ranks,), mesh_dim_names=(arguments.placement,))
+        grid = arguments.placement == "grid"
+        shape = (1, arguments.ranks) if grid else (arguments.ranks,)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("layers", "time") if grid else (arguments.placement,))
     model = model_of(arguments.width, arguments.layers)
     ids = torch.randint(0, 1000, (1, arguments.tokens), generator=torch.Generator().manual_seed(1))
     saved = arguments.plan if arguments.plan is not None and arguments.plan.exists() else None
@@ -99,7 +101,7 @@ def main() -> None:
     """Run the ranks, print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--placement", choices=["layers", "time"], default="layers")
+    parser.add_argument("--placement", choices=["layers", "time", "grid"], default="layers", help="grid: one stage")
     parser.add_argument("--tokens", type=int, default=65_536)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)

@@ -134,6 +134,16 @@ def test_with_the_least_budget_more_devices_have_less_activations_each(placement
     assert found[2] < 0.75 * found[1]
 
 
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_lanes_of_one_stage_have_a_least_budget(lanes: int) -> None:
+    costs, machine = regular_stack(4096, 128, 14), parse_machine(f"cpu:{lanes}")
+    with pytest.raises(BudgetError) as caught:
+        placed(costs, machine, 1, "grid", (1, lanes))
+    least = caught.value.minimum_bytes
+    for budget in (least, 2 * least):
+        placed(costs, machine, budget, "grid", (1, lanes))
+
+
 @pytest.mark.parametrize("placement", ["layers", "time", "grid"])
 def test_the_gap_of_a_long_regular_stack_is_small(placement: str) -> None:
     plan = placed(regular_stack(131072, 512, 22), parse_machine("cpu:4"), 200_000_000, placement)
