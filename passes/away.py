@@ -1,9 +1,9 @@
 """Modes to actions where borders are put away until the backward comes for them: to the host, or rounded to lower precision.
 
-All borders are put away but that of the last chunk, whose backward follows its forward at once. A border is dropped when the next
-chunk's forward has read it. In the backward each is brought back into the place of the one of the same layer that the chunk at
-work has just dropped; or, from the host, `ahead`: those of chunk c - 1 when the backward of chunk c begins, so that two sets of
-borders are on the device.
+All borders are put away but that of the last chunk, whose backward follows its forward at once; or only those of the oldest
+chunks, which wait longest. A border is dropped when the next chunk's forward has read it. In the backward each is brought back
+into the place of the one of the same layer that the chunk at work has just dropped; or, from the host, `ahead`: those of chunk
+c - 1 when the backward of chunk c begins, so that two sets of borders are on the device.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Way(ABC):
     costs: StackCosts
 
     @property
+    def columns(self) -> int:
+        """How many chunks, from the first on, have the border put away that comes into them."""
+        return self.costs.chunk_count - 1
+
+    @property
     def ahead(self) -> bool:
         """Whether all of a column's borders are brought back a column before."""
         return False
@@ -53,9 +58,14 @@ class Way(ABC):
 
 @dataclass(frozen=True)
 class ToHost(Way):
-    """In pinned host memory."""
+    """In pinned host memory. oldest: how many chunks spill their border; None: all but the last."""
 
     early: bool
+    oldest: int | None = None
+
+    @property
+    def columns(self) -> int:
+        return super().columns if self.oldest is None else min(self.oldest, super().columns)
 
     @property
     def ahead(self) -> bool:
@@ -101,11 +111,12 @@ def emit_away(way: Way, modes: Sequence[ColumnMode]) -> tuple[Action, ...]:
     columns = []
     for chunk, mode in enumerate(modes):
         around = (modes[max(chunk - 1, 0)], mode, modes[min(chunk + 1, last)])
-        key = (around, chunk == 0, max(chunk, last - 2))
+        key = (around, chunk == 0, max(chunk, last - 2), min(max(way.columns - chunk, -1), 2))
         if key not in made:
             made[key] = _columns(way, around, chunk)
         columns.append(made[key])
-    start = [Start(0, costs.head), *(way.away(carry(k, -1)) for k in border_reads(way, modes[0]))]
+    first = border_reads(way, modes[0]) if way.columns else []
+    start = [Start(0, costs.head), *(way.away(carry(k, -1)) for k in first)]
     return whole_step(costs, start, columns)
 
 
@@ -123,7 +134,7 @@ def _columns(way: Way, around: tuple[ColumnMode, ColumnMode, ColumnMode], chunk:
     for neighbour, mode in ((place - 1, around[0]), (place + 1, around[2])):
         if 0 <= neighbour < count:
             modes[neighbour] = mode
-    few = replace(way, costs=replace(way.costs, chunk_count=count))
+    few = _shorter(way, count, max(0, place + way.columns - chunk))
     parts: dict[tuple[bool, int], list[int]] = {}
     actions: list[Action] = []
     for back, at, action in _in_order(few, modes):
@@ -131,15 +142,21 @@ def _columns(way: Way, around: tuple[ColumnMode, ColumnMode, ColumnMode], chunk:
         actions.append(action)
     dropped = drop_after_last_use(few.costs, actions)
     forward, backward = ([dropped[i] for i in parts[back, place]] for back in (False, True))
-    if place == 0:
+    if place == 0 and way.columns:
         backward = _borders_dropped_last(way, backward)
     return Column(tuple(forward), place), Column(tuple(backward), place)
+
+
+def _shorter(way: Way, count: int, columns: int) -> Way:
+    """The same way with fewer chunks."""
+    costs = replace(way.costs, chunk_count=count)
+    return replace(way, costs=costs, oldest=columns) if isinstance(way, ToHost) else replace(way, costs=costs)
 
 
 def _in_order(way: Way, modes: Sequence[ColumnMode]) -> Iterator[tuple[bool, int, Action]]:
     """The actions in order, without what they drop: whether each belongs to the backward, and its chunk (-1: to none)."""
     costs, last = way.costs, len(modes) - 1
-    wanted = [border_reads(way, mode) for mode in modes]
+    wanted = [border_reads(way, mode) if chunk < way.columns else [] for chunk, mode in enumerate(modes)]
     yield False, -1, Start(0, costs.head)
     for k in wanted[0]:
         yield False, -1, way.away(carry(k, -1))
@@ -147,7 +164,7 @@ def _in_order(way: Way, modes: Sequence[ColumnMode]) -> Iterator[tuple[bool, int
         for action in forward_column(costs, chunk, mode):
             yield False, chunk, action
             for value in action.writes(costs):
-                if value.kind is Kind.CARRY and chunk < last - 1 and value.layer in wanted[chunk + 1]:
+                if value.kind is Kind.CARRY and chunk < last and value.layer in wanted[chunk + 1]:
                     yield False, chunk, way.away(value)
     yield True, -1, Turn(0, costs.head)
     for chunk in range(last, -1, -1):

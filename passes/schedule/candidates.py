@@ -61,12 +61,12 @@ class Flat(Candidate):
 
     @property
     def recomputes(self) -> bool:
-        return any(mode.top_recomputed(self.instance.costs) is not None for mode in set(self._modes()))
+        return any(mode.top_recomputed(self.instance.costs) is not None for mode in set(self.modes()))
 
     def actions(self) -> tuple[Action, ...]:
-        return emit(self.instance.costs, self._modes())
+        return emit(self.instance.costs, self.modes())
 
-    def _modes(self) -> list[ColumnMode]:
+    def modes(self) -> list[ColumnMode]:
         """The modes of the choice, in the order that fits."""
         return self.instance.modes(in_order(self.instance, self.choice))
 

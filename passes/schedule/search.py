@@ -20,7 +20,14 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
-from adjcomp.passes.schedule.away import rounded_candidates, rounded_instances, spilled_candidates, spilled_instances
+from adjcomp.passes.schedule.away import (
+    holds_all,
+    partly_candidates,
+    rounded_candidates,
+    rounded_instances,
+    spilled_candidates,
+    spilled_instances,
+)
 from adjcomp.passes.schedule.candidates import (
     ROUNDING,
     Candidate,
@@ -33,7 +40,9 @@ from adjcomp.passes.schedule.candidates import (
 from adjcomp.passes.schedule.collector import uncollected
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
-from adjcomp.passes.schedule.nested import MOST_STORED, Nesting
+from adjcomp.passes.schedule.nested import Nesting
+from adjcomp.passes.schedule.partly import splits_of
+from adjcomp.passes.schedule.spaces import ROUNDED_SPACE, SPACE, SPILLED_SPACE
 from adjcomp.passes.simulate import simulate
 
 DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
@@ -42,21 +51,6 @@ OPTIMAL_GAP = 1e-6  # relative gap that counts as none
 SMALL_GAP = 1e-3  # gap at which the search of long sequences stops
 FEW_COLUMNS = 3  # of the sequence whose peak explains a minimum
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
-SPACE = (
-    "one device, time-major; one of the listed chunk lengths; each chunk holds the internals of its top tiles, or of its head "
-    "without the head's input, from the forward and recomputes the others from the border in one pass, in which each tile keeps "
-    "its internals or its input; or nested: only "
-    f"the last chunk holds anything, at most {MOST_STORED} borders are stored at a time, and the others are recomputed from those"
-)
-SPILLED_SPACE = (
-    "; or spilled: borders are offloaded to the host when they are made and fetched one column before they are needed, or each "
-    "into the place of the one that was just dropped, with the places of two sets of borders, or of one, set aside on the device"
-)
-
-ROUNDED_SPACE = (
-    "; or rounded: borders are kept in bfloat16 from when they are made until one column before they are needed, with the place "
-    "of a set of borders in their own precision set aside"
-)
 
 
 @dataclass(frozen=True)
@@ -133,10 +127,14 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
     """
     budget, device = search.budget_bytes, search.device
     instances = _instances(costs, search.seq_len, search.candidates, device, budget)
-    spilled = [] if search.host is None else spilled_instances(instances, device, search.host)
+    away = [] if search.host is None else spilled_instances(instances, device, search.host)
+    splits, spilled = splits_of(instances, away), [instance for instance in away if holds_all(instance)]
     rounded = [] if search.options.border_dtype is None else rounded_instances(instances, device)
-    if min(map(minimum_bytes, (*instances, *spilled, *rounded))) > budget:
-        raise _budget_error((*instances, *spilled, *rounded), budget, device)
+    minima = [(minimum_bytes(i), i.costs.chunk, i) for i in (*instances, *spilled, *rounded)]
+    minima += [(split.minimum(), split.resident.costs.chunk, split.resident) for split in splits]
+    least, _, leanest = min(minima, key=lambda row: row[:2])
+    if least > budget:
+        raise BudgetError(budget, least, _smallest_peak(leanest, least, device))
     flat = flat_candidates(instances, budget, known)
     flat += spilled_candidates(spilled, budget, known)
     flat += rounded_candidates(rounded, budget, known)
@@ -147,14 +145,16 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
         warnings.warn("OR-Tools is not installed: planned by construction (pip install ortools)", RuntimeWarning, stacklevel=2)
         limit = 0.0
     candidates: list[Candidate] = [*flat, *_fold(instances, flat, known, budget)]
+    if limit >= LEAST_LIMIT and candidates:
+        _refine(flat, min(known, *(candidate.seconds for candidate in candidates)), budget, limit)
+    more, bound = partly_candidates(splits, flat, budget, min([known, *(c.seconds for c in candidates)]))
+    candidates += more
     if not candidates:
         return None
-    if limit >= LEAST_LIMIT:
-        _refine(flat, min(known, *(candidate.seconds for candidate in candidates)), budget, limit)
     best = min(candidates, key=lambda c: (c.seconds, c.instance.costs.chunk))
-    bound = min(known, *(candidate.bound_seconds for candidate in candidates))
+    bound = min(known, bound, *(candidate.bound_seconds for candidate in candidates))
     lengths = tuple(instance.costs.chunk for instance in instances)
-    space = SPACE + (SPILLED_SPACE if spilled else "") + (ROUNDED_SPACE if rounded else "")
+    space = SPACE + (SPILLED_SPACE if away else "") + (ROUNDED_SPACE if rounded else "")
     return Outcome(search, best, bound, lengths, space, limit >= LEAST_LIMIT)
 
 
@@ -272,13 +272,6 @@ def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], space: str, *,
     return replace(
         plan, certificate=replace(plan.certificate, lower_bound_seconds=bound, status=status, space=space, chunks=chunks)
     )
-
-
-def _budget_error(instances: Sequence[Instance], budget: int, device: str) -> BudgetError:
-    """The error for a budget below every minimum, with what is live at the peak of the smallest plan."""
-    instance = min(instances, key=lambda i: (minimum_bytes(i), i.costs.chunk))
-    minimum = minimum_bytes(instance)
-    return BudgetError(budget, minimum, _smallest_peak(instance, minimum, device))
 
 
 def _smallest_peak(instance: Instance, minimum: int, device: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,7 +22,9 @@ from adjcomp.options import Options
 from adjcomp.passes.away import ToHost, emit_away
 from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule import solve
+from adjcomp.passes.schedule.away import holds_all, spilled_instances
 from adjcomp.passes.schedule.instance import build_instance
+from adjcomp.passes.schedule.partly import Split, partly, splits_of
 from adjcomp.passes.schedule.search import build_plan
 
 FAST = HostTier(1 << 40, 25e9, 5e-6)
@@ -119,16 +122,23 @@ def test_no_spilled_plan_is_faster_than_the_bound_and_the_planner_finds_the_best
 
 
 @given(
-    seed=st.integers(0, 10_000), layers=st.integers(1, 4), chunks=st.integers(3, 9), ahead=st.booleans(), rate=st.floats(0.5, 500)
+    seed=st.integers(0, 10_000),
+    layers=st.integers(1, 4),
+    chunks=st.integers(3, 9),
+    ahead=st.booleans(),
+    rate=st.floats(0.5, 500),
+    oldest=st.integers(0, 9) | st.none(),
 )
-def test_any_modes_can_be_spilled(seed: int, layers: int, chunks: int, ahead: bool, rate: float) -> None:
-    """Given any stack and modes, when its borders are spilled, then the plan replays, and its text round-trips."""
+def test_any_modes_can_be_spilled(seed: int, layers: int, chunks: int, ahead: bool, rate: float, oldest: int | None) -> None:
+    """Given any stack and modes, when all or its oldest borders are spilled, then the plan replays, and its text round-trips."""
     costs = random_stack(seed, layers=layers, chunks=chunks)
     if not any(tile.carry_bytes for tile in costs.layers):
         return
     menus = build_instance(costs, Share("gpu", 0, costs.resident_bytes, costs.turn_bytes)).menus
     modes = [menus[1].options.mode((seed + 7 * c) % len(menus[1]), menus[1].column) for c in range(chunks)]
-    plan = build_plan(costs, emit_away(ToHost(costs, ahead), modes), 1 << 30, "gpu", HostTier(1 << 20, rate, 0.01))
+    plan = build_plan(costs, emit_away(ToHost(costs, ahead, oldest), modes), 1 << 30, "gpu", HostTier(1 << 20, rate, 0.01))
+    read = {a.value.chunk for a in plan.actions if isinstance(a, Fetch)}
+    assert read <= set(range(-1, (chunks - 1 if oldest is None else min(oldest, chunks - 1)) - 1))
     plan.verify()
     again = Plan.from_json(plan.to_json())
     assert again == plan
@@ -136,6 +146,92 @@ def test_any_modes_can_be_spilled(seed: int, layers: int, chunks: int, ahead: bo
     flat = build_plan(costs, emit(costs, modes), 1 << 30, "gpu")
     assert plan.seconds >= flat.seconds * (1 - 1e-9)
     assert [type(a) for a in plan.actions if not isinstance(a, Offload | Fetch)] == [type(a) for a in flat.actions]
+
+
+@given(seed=st.integers(0, 10_000), layers=st.integers(1, 4), chunks=st.integers(4, 12), share=st.floats(0, 1))
+def test_plans_that_spill_the_oldest_borders_stay_within_what_is_promised(
+    seed: int, layers: int, chunks: int, share: float
+) -> None:
+    """Given any stack and a host with room for some of its borders, when these are spilled, then the plan keeps its budget."""
+    costs = random_stack(seed, layers=layers, chunks=chunks)
+    border = sum(tile.carry_bytes for tile in costs.layers)
+    if border == 0:
+        return
+    host = replace(FAST, budget_bytes=border * max(1, round(share * chunks)), bandwidth=1e15, latency=0.0)
+    (split,) = _splits(costs, host)
+    for more in (0, 7, 60):
+        budget = split.minimum() + more
+        made = partly(split, budget, math.inf, 0.0, lambda _: 0.0)
+        assert made is not None
+        plan = build_plan(costs, made.actions(), budget, "gpu", host)
+        plan.verify()
+        assert 1 <= made.oldest <= split.most
+        assert plan.seconds == pytest.approx(made.seconds, rel=1e-6)
+    assert partly(split, split.minimum() - 1, math.inf, 0.0, lambda _: 0.0) is None
+
+
+def _splits(costs: StackCosts, host: HostTier) -> list[Split]:
+    resident = [build_instance(costs, Share("gpu", 0, costs.resident_bytes, costs.turn_bytes))]
+    return splits_of(resident, spilled_instances(resident, "gpu", host))
+
+
+@pytest.mark.parametrize("sets", [2, 4, 6])
+def test_a_host_with_room_for_some_borders_takes_the_oldest(sets: int) -> None:
+    """Given a host that is too small for all borders, when the device is too small as well, then the oldest wait on the host, and
+    nothing is nested."""
+    costs = heavy(512)
+    border = sum(tile.carry_bytes for tile in costs.layers)
+    host = replace(FAST, budget_bytes=sets * border)
+    (split,) = _splits(costs, host)
+    assert not holds_all(split.spilled)
+    budget = split.minimum()
+    plan = plan_with(lambda _: costs, budget, host, (512,))
+    plan.verify()
+    assert {action.value.chunk for action in plan.actions if isinstance(action, Offload)} == set(range(-1, sets - 1))
+    assert not any(isinstance(action, Advance) for action in plan.actions)
+    assert 0 < plan.host_peak_bytes["gpu"] <= host.budget_bytes
+    resident = max(budget, least(heavy, None, (512,)))
+    assert plan.seconds < plan_with(lambda _: costs, resident, None, (512,)).seconds or resident > budget
+    assert plan.gap < 0.05
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_slow_link_never_makes_a_plan_slower(share: float) -> None:
+    """Given a link that all borders keep busy for as long as the step, then a plan is never slower than without it."""
+    costs = heavy(256)
+    border = sum(tile.carry_bytes for tile in costs.layers)
+    resident, smallest = least(heavy, None, (256,)), least(heavy, FAST, (256,))
+    flat = plan_with(lambda _: costs, 1 << 40, None, (256,))
+    host = replace(FAST, bandwidth=2 * costs.chunk_count * border / flat.seconds)
+    budget = round(smallest + share * (resident + 12 * border - smallest))
+    plan = plan_with(lambda _: costs, budget, host, (256,))
+    plan.verify()
+    assert plan.lower_bound_seconds <= plan.seconds
+    if budget >= resident:
+        assert plan.seconds <= plan_with(lambda _: costs, budget, None, (256,)).seconds * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 10_000), layers=st.integers(1, 3), chunks=st.integers(4, 9), sets=st.integers(1, 9))
+def test_a_larger_budget_or_host_is_never_slower_beyond_the_gap(seed: int, layers: int, chunks: int, sets: int) -> None:
+    """Given any stack and link, when the device or its host gets more memory, then the plan is as fast, up to the gap."""
+    costs = random_stack(seed, layers=layers, chunks=chunks)
+    border = sum(tile.carry_bytes for tile in costs.layers)
+    if border == 0:
+        return
+    host = HostTier(sets * border, 20 * border, 0.01)
+    budget = least(lambda _: costs, host, (4,))
+    before = plan_with(lambda _: costs, budget, host, (4,))
+    before.verify()
+    for more, larger in (
+        (15, host),
+        (15, replace(host, budget_bytes=20 * border)),
+        (80, replace(host, budget_bytes=20 * border)),
+    ):
+        budget += more
+        plan = plan_with(lambda _: costs, budget, larger, (4,))
+        plan.verify()
+        assert plan.seconds * (1 - plan.gap) <= before.seconds * (1 + 1e-9)
+        before = plan
 
 
 def test_a_spilled_plan_without_any_one_action_is_rejected() -> None:
