@@ -97,8 +97,13 @@ class _LastRow:
 
     @property
     def feasible(self) -> bool:
-        """Whether every column has an option left; otherwise no choice fits the budget."""
-        return bool(self.last_fits.any()) and all(counts.min() > 0 for _, _, counts, _ in self.groups)
+        """Whether every column has an option left, and those that leave least fit together; else no choice fits the budget."""
+        if not self.last_fits.any() or any(counts.min() <= 0 for _, _, counts, _ in self.groups):
+            return False
+        used = int(self.last.need[self.last_fits].min())
+        for menu, order, counts, times in self.groups:
+            used += int(np.dot(times, np.minimum.accumulate(menu.left[order])[counts - 1]))
+        return used <= self.budget
 
     def at(self, price: float) -> tuple[float, float]:
         """(bound, slope) at `price`: ticks, and bytes by which the relaxed choice exceeds the budget."""
