@@ -120,12 +120,12 @@ class Split:
         return max(int(self._lean_needs().min()), flat_minimum(self.youngest(self.most)))
 
     def _lean_needs(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """What options of a spilled column that hold nothing need; no place for those that hold something."""
+        """What options of a spilled column that leave nothing need; no place for those that leave something."""
         menu = self.spilled.menus[1]
-        return np.where(menu.options.held == 0, menu.need, np.iinfo(np.int64).max)
+        return np.where(menu.left == 0, menu.need, np.iinfo(np.int64).max)
 
     def oldest_option(self, budget: int) -> int:
-        """The fastest option of a chunk that spills its border and holds nothing."""
+        """The fastest option of a chunk that spills its border and leaves nothing."""
         ticks = np.where(self._lean_needs() <= budget, self.spilled.menus[1].ticks, np.iinfo(np.int64).max)
         return int(ticks.argmin())
 
