@@ -57,6 +57,8 @@ def row(model: torch.nn.Module, profile: str, devices: int, tokens: int, placeme
         return f"{name}| doesn't fit: {error.minimum_bytes / 2**30:.0f} GiB |||||||"
     took = time.perf_counter() - start
     shape = f" {shape_of(plan)}" if placement == "grid" else ""
+    if any(type(action).__name__ == "Summarize" for action in plan.actions):
+        shape = "(joined) "
     peak = max(plan.peak_bytes.values()) / 2**30
     return (
         f"{name}{shape}| {plan.seconds:.3g} | {alone / devices / plan.seconds:.0%} | {plan.gap:.1%} | {plan.chunk:,} "

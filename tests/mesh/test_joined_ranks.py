@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from generated import BlockSpec, CallSpec, StackSpec
 from mesh_joined import family, random_masks
+from mesh_sharded import Trained, trained
 from mesh_work import Case, Row, compare_all
 from ranks import run_ranks
 
@@ -86,6 +87,16 @@ def test_families_of_models_joined_have_the_gradients_of_plain_autograd(count: i
     assert [end.error for end in ended] == [""] * count
     bound = 1e-10 if name == "learned" else 1e-5
     assert all(worst <= bound and loss <= bound and joins > 0 for worst, loss, joins in (end.result for end in ended)), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tight", [False, True])
+def test_joined_ranges_train_sharded_parameters_as_plain_ones(tight: bool) -> None:
+    ended = run_ranks(3, trained, (3,), ("time",), ("time",), tight, True, seconds=280)
+    assert [end.error for end in ended] == [""] * 3
+    rows: list[Trained] = [end.result for end in ended]
+    assert all(row.distance <= 1e-10 and row.parameters <= 1e-9 and row.kept for row in rows), rows
+    assert all(row.measured <= row.predicted <= row.budget for row in rows), rows
 
 
 @pytest.mark.slow

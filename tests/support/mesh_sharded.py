@@ -47,7 +47,9 @@ def _sharded(mesh: DeviceMesh, spec: StackSpec = SPEC) -> GeneratedStack:
     return model
 
 
-def trained(rank: int, shape: tuple[int, ...], names: tuple[str, ...], over: tuple[str, ...], tight: bool) -> Trained:
+def trained(
+    rank: int, shape: tuple[int, ...], names: tuple[str, ...], over: tuple[str, ...], tight: bool, summaries: bool | None = None
+) -> Trained:
     """Two steps of a model sharded over some dimensions of a mesh, beside the same of a plain model on the mean of all data."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model, plain = _sharded(mesh[over]), build(SPEC)
@@ -56,7 +58,7 @@ def trained(rank: int, shape: tuple[int, ...], names: tuple[str, ...], over: tup
     runs = [call_of(SPEC, CallSpec(1, 13, 1 + replica, 4)) for replica in range(replicas)]
     mine = runs[mesh.get_local_rank("data") if "data" in names else 0]
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, plain)]
-    options = adjcomp.Options(collective_timeout_seconds=60.0)
+    options = adjcomp.Options(collective_timeout_seconds=60.0, summaries=summaries)
     budget = None
     if tight:
         try:
