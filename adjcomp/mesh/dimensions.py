@@ -82,9 +82,9 @@ def _spread_ranks(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[tuple[int, 
 
 
 def _group(mesh: DeviceMesh, spreading: tuple[str, ...], ranks: tuple[int, ...]) -> Any:
-    """The process group of the ranks that share a step, in their order; None where this rank is alone."""
+    """The process group of the ranks that share a step; None where this rank is alone."""
     if len(spreading) > 1:
-        return dist.new_group(list(ranks), use_local_synchronization=True, sort_ranks=False)
+        return dist.new_group(sorted(ranks), use_local_synchronization=True)
     return mesh.get_group(spreading[0]) if spreading else None
 
 

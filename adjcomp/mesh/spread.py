@@ -71,6 +71,7 @@ class Spread:
         part = self._part(executable)
         facts = f"plan {part.digest}\nseed {seed}"
         agreed(self.link, "their plan or their seed (torch.manual_seed)", lambda: None, lambda _: facts, lambda _: False)
+        self.link.prepare(part.sets)
         self.link.traffic = Traffic()
         return Exchange(part, self.link, tracker, self.shardings, {name: state[name] for name in self.shardings})
 
@@ -162,7 +163,7 @@ def join(mesh: object, options: Options, device: torch.device, model: torch.nn.M
     watch = Watch(_get_default_store(), everyone, own, options.collective_timeout_seconds, f"{next(_JOINED)}/{everyone}")
     circle = _circle("plan", layout.ranks, layout.spread_group, device)
     replicas = _circle("data", layout.replicas, layout.data_group, device) if len(layout.replicas) > 1 else None
-    link = Link(circle, replicas, watch, device)
+    link = Link(circle, replicas, _ways(circle, device), watch, device)
     made = Spread(layout, link, shardings)
     for name, parameter in model.named_parameters():
         if name in shardings:
@@ -174,8 +175,16 @@ def join(mesh: object, options: Options, device: torch.device, model: torch.nn.M
 def _circle(name: str, ranks: tuple[int, ...], group: object, device: torch.device) -> Circle:
     control = group
     if device.type != "cpu" and len(ranks) > 1:
-        control = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+        control = dist.new_group(sorted(ranks), backend="gloo", use_local_synchronization=True)
     return Circle(f"{name} {min(ranks)}", ranks, group, control)
+
+
+def _ways(circle: Circle, device: torch.device) -> tuple[Any, Any]:
+    """The groups for transfers up and down; on a CPU, where threads wait for each transfer, one serves for both."""
+    if device.type == "cpu" or len(circle.ranks) == 1:
+        return circle.tensors, circle.tensors
+    up, down = (dist.new_group(sorted(circle.ranks), use_local_synchronization=True) for _ in range(2))
+    return up, down
 
 
 def _leave(watch: Watch, link: Link) -> None:

@@ -2,7 +2,10 @@
 
 On a CPU (Gloo) every transfer is waited for by a thread. On an accelerator (NCCL) transfers are ordered with the computation by
 streams, the host runs ahead, and every ordered pair of ranks has a communicator of its own: sends and receives of one
-communicator run one after the other, and those of both directions would wait for each other.
+communicator run one after the other, and those of both directions would wait for each other. So there is a group for transfers
+up the plan's devices and one for those down; in each NCCL makes a communicator for a pair when that first meets.
+
+torch names a group by its ranks and the number of groups that a rank has. So all ranks make equally many, in the same order.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Circle:
-    """Ranks that meet: a process group for tensors and one on the host for control, and the global ranks in group order."""
+    """Ranks that meet: a process group for tensors and one on the host for control.
+
+    ranks: global ones, in the plan's order, which need not be that of the groups.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -45,11 +51,12 @@ class Link:
 
     circle: Circle  # the ranks of the plan; device d of the plan is circle.ranks[d]
     replicas: Circle | None  # ranks with the same part of the same plan on other data
+    ways: tuple[Group, Group]  # for transfers to later devices of the plan, and to earlier ones
     watch: Watch
     device: torch.device
     traffic: Traffic = field(default_factory=Traffic)
     _waiters: dict[str, Waiter] = field(default_factory=dict)
-    _groups: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], Group] = field(default_factory=dict)  # by devices that add up together
 
     @property
     def place(self) -> int:
@@ -81,13 +88,25 @@ class Link:
         """Wait for a transfer or a sum. RankError when it can't come any more."""
         wait_for(ticket, self.watch)
 
+    def prepare(self, holders: Sequence[tuple[int, ...]]) -> None:
+        """Make the groups of devices that add up together in a plan; all ranks of the plan call this with the same sets.
+
+        A rank makes one of itself in place of each that it is no part of.
+        """
+        for devices in holders:
+            ranks = sorted(self.circle.ranks[device] for device in devices)
+            if devices in self._groups or not 1 < len(ranks) < len(self.circle.ranks):
+                continue
+            own = ranks if self.watch.own in ranks else [self.watch.own]
+            self._groups[devices] = dist.new_group(own, use_local_synchronization=True)
+
     def total(self, parts: Sequence[Tensor], holders: tuple[int, ...], what: str) -> Ticket:
         """Begin to add tensors up, in place, over some devices of the plan, which all call this."""
         ranks = tuple(self.circle.ranks[device] for device in holders)
         if len(ranks) == 1:
             return done_ticket(what)
         everyone = ranks == self.circle.ranks
-        group = self.circle.tensors if everyone else self._group(ranks)
+        group = self.circle.tensors if everyone else self._groups[holders]
         name = self.circle.name if everyone else f"{self.circle.name} {ranks}"
         return self._meet(name, ranks, what, lambda: [self._sum(part, group) for part in parts])
 
@@ -127,13 +146,13 @@ class Link:
         """The small tensors of all ranks of a circle, on the host."""
         if len(circle.ranks) == 1:
             return [own]
-        found = [torch.empty_like(own) for _ in circle.ranks]
+        found = {rank: torch.empty_like(own) for rank in dist.get_process_group_ranks(circle.control)}
 
         def start() -> list[Any]:
-            return [dist.all_gather(found, own, group=circle.control, async_op=True)]
+            return [dist.all_gather([*found.values()], own, group=circle.control, async_op=True)]
 
         self.wait(self._meet(f"{circle.name} control", circle.ranks, what, start, on_host=True))
-        return found
+        return [found[rank] for rank in circle.ranks]
 
     def spread(self, payload: bytes, circle: Circle, what: str) -> bytes:
         """The bytes of the first rank of a circle, on all of them."""
@@ -192,12 +211,4 @@ class Link:
 
     def _pair(self, source: int, target: int) -> Group:
         """The group for transfers from one device to another."""
-        if self.device.type == "cpu":
-            return self.circle.tensors
-        return self._group((self.circle.ranks[source], self.circle.ranks[target]))
-
-    def _group(self, ranks: tuple[int, ...]) -> Group:
-        """A group of some of the ranks, in this order, made when they first need it."""
-        if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True, sort_ranks=False)
-        return self._groups[ranks]
+        return self.ways[source > target]

@@ -102,6 +102,12 @@ class Part:
             return tuple(range(len(self.executable.plan.shares)))
         return self._holders[_subject(action)]
 
+    @cached_property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """Devices that add up together, in the same order on all of them."""
+        sums = (action for action in self.executable.plan.actions if isinstance(action, Sum | SumTied))
+        return tuple(dict.fromkeys(self.holders(action) for action in sums))
+
     def summed(self, action: Sum | SumTied) -> list[str]:
         """Parameters whose gradients are added up: those of a tie, or of a layer without those that a lower layer shares.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from generated import BlockSpec, CallSpec, StackSpec
-from mesh_work import Case, Row, compare_all, mismatched, replicated
+from mesh_work import Case, Row, compare_all, mismatched, replicated, tied_apart
 from ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -67,3 +67,11 @@ def test_ranks_that_differ_raise_before_any_work() -> None:
         assert words in first
         assert words in second
     assert [end.result[4] for end in ended] == ["", ""]  # ranks that disagreed are in step again
+
+
+def test_ranks_of_several_sums_make_their_groups_together() -> None:
+    """Given one rank in two sets of ranks that share parameters, then all meet in both, and gradients are right."""
+    ended = run_ranks(3, tied_apart)
+    assert [end.error for end in ended] == [""] * 3
+    assert [end.result[1] for end in ended] == [2] * 3
+    assert max(end.result[0] for end in ended) <= 1e-10

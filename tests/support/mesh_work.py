@@ -143,6 +143,25 @@ def replicated(rank: int, dimension: str) -> tuple[float, float]:
     return distance_of(found, wanted), abs(loss.item() - plain[mine][0])
 
 
+def tied_apart(rank: int) -> tuple[float, int]:
+    """Three stages, of which the outer two share the vocabulary's matrix and the upper two a block: the distance of gradients,
+    and how many sets of ranks add up together.
+    """
+    spec = StackSpec((BlockSpec("diagonal", mlp=True),) * 3, tied=True, loss="shifted")
+    model, run = build(spec), call_of(spec, CallSpec(1, 24, 1, 3))
+    model.layers[2] = model.layers[1]
+    _, wanted = _plain(model, run)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("layers",))
+    compiled = adjcomp.compile(model, mesh=mesh, chunk=3, options=adjcomp.Options(collective_timeout_seconds=60.0))
+    run(compiled).backward()
+    found = {name: p.grad for name, p in compiled.named_parameters() if p.grad is not None}
+    ties = {action.tie: set() for action in compiled.plan.actions if isinstance(action, SumTied)}
+    for action in compiled.plan.actions:
+        if isinstance(action, SumTied):
+            ties[action.tie].add(action.device)
+    return distance_of(found, wanted), len({frozenset(devices) for devices in ties.values()})
+
+
 def mismatched(rank: int) -> list[str]:
     """Calls that differ on rank 1: in length, in the seed, in a dtype, in that it raises; the error this rank gets from each."""
     spec = StackSpec((BlockSpec("diagonal", dropout=True),), loss="mean")
