@@ -258,12 +258,14 @@ def _plan(problem: Problem, solution: Solution) -> Plan:
         for device in range(len(problem.sites)):
             lists[device] = write(problem, solution, device)
             owned[device] = (0, problem.head) if lists[device] else None
+    busy = [layers for layers in owned if layers is not None]
+    everywhere = isinstance(solution, Ranges) or (len(busy) > 1 and set(busy) == {(0, problem.head)})
     shares = []
     for site, layers in zip(problem.sites, owned, strict=True):
         if layers is not None:
             resident, turn = problem.residency.on(*layers)
         else:
-            resident, turn = problem.residency.idle(replicated=isinstance(solution, Ranges)), {}
+            resident, turn = problem.residency.idle(replicated=everywhere), {}
         shares.append(Share(site.name, site.budget_bytes, resident, turn, site.speed))
     actions, seconds = Timeline(problem.costs, problem.wiring, [site.speed for site in problem.sites], lists).run()
     totals = simulate(problem.costs, shares, actions)

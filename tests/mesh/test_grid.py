@@ -39,7 +39,8 @@ def test_ranks_of_a_grid_have_the_gradients_of_plain_autograd(cases: tuple[Case,
         assert abs(rows[0].loss - rows[0].plain_loss) <= 1e-10 * max(1.0, abs(rows[0].plain_loss)), case
         assert all(row.measured <= row.predicted <= row.budget for row in rows), (case, rows)
         assert all(row.sent[0] == row.sent[1] for row in rows), (case, rows)
-        assert all(row.summed[0] == row.summed[1] for row in rows), (case, rows)
+        most = max(row.summed[1] for row in rows)  # what ranks without work, who want all gradients, take part in
+        assert all(row.summed[0] == (row.summed[1] or most) for row in rows), (case, rows)
     small = [end.result[0] for end in ended]
     assert len({row.live for row in small}) == 2 or cases is not SMALL  # two stages, each with its own parameters on both ranks
 
