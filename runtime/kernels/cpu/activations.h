@@ -74,18 +74,11 @@ template <class T> inline constexpr auto& log1p_coefficients() {
 
 // log(1 + e^v) of W vectors, as torch the identity above 20, and its slope, unless that is null.
 template <class T, int W> inline void softpluses(const Vec<T>* v, Vec<T>* out, Vec<T>* slope) {
-  constexpr auto& c = log1p_coefficients<T>();
-  constexpr int terms = sizeof c / sizeof c[0];
   Vec<T> e[W], q[W];
 #pragma GCC unroll 8
   for (int i = 0; i < W; ++i) e[i] = v[i] > T(0) ? -v[i] : v[i];
   exps<T, W, true>(e, e);
-#pragma GCC unroll 8
-  for (int i = 0; i < W; ++i) q[i] = e[i] * c[terms - 1] + c[terms - 2];
-#pragma GCC unroll 20
-  for (int k = terms - 3; k >= 0; --k)
-#pragma GCC unroll 8
-    for (int i = 0; i < W; ++i) q[i] = q[i] * e[i] + c[k];
+  polynomials<T, W>(log1p_coefficients<T>(), e, q);
 #pragma GCC unroll 8
   for (int i = 0; i < W; ++i) {
     const auto linear = v[i] > T(20);  // in float the sum below is v there by itself

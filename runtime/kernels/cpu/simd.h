@@ -119,16 +119,18 @@ template <class T> inline constexpr auto& exp2_coefficients() {
   else
     return kExp2Double;
 }
+// The polynomial with coefficients c, lowest power first, of W vectors.
+template <class T, int W, int Terms> inline void polynomials(const T (&c)[Terms], const Vec<T>* v, Vec<T>* q) {
+#pragma GCC unroll 8
+  for (int i = 0; i < W; ++i) q[i] = v[i] * c[Terms - 1] + c[Terms - 2];
+#pragma GCC unroll 20
+  for (int k = Terms - 3; k >= 0; --k)
+#pragma GCC unroll 8
+    for (int i = 0; i < W; ++i) q[i] = q[i] * v[i] + c[k];
+}
 template <class T, int W> inline void exp2_fractions(Vec<T>* f) {
-  constexpr auto& c = exp2_coefficients<T>();
-  constexpr int terms = sizeof c / sizeof c[0];
   Vec<T> q[W];
-#pragma GCC unroll 8
-  for (int i = 0; i < W; ++i) q[i] = f[i] * c[terms - 1] + c[terms - 2];
-#pragma GCC unroll 16
-  for (int k = terms - 3; k >= 0; --k)
-#pragma GCC unroll 8
-    for (int i = 0; i < W; ++i) q[i] = q[i] * f[i] + c[k];
+  polynomials<T, W>(exp2_coefficients<T>(), f, q);
 #pragma GCC unroll 8
   for (int i = 0; i < W; ++i) f[i] = q[i];
 }
