@@ -211,10 +211,21 @@ class Session:
                 budget //= len(self.spread.layout.ranks)  # the ranks share this computer's memory
         if self.ceiling_bytes is not None:
             budget = min(budget, self.ceiling_bytes)
-        length, candidates = found.call.seq_len, self._candidates(found.call.seq_len, device)
+        length = found.call.seq_len
+        candidates, long = self._chunks(length, "cpu" if device.type == "cpu" else "cuda")
         options = self.options if self.spread is None else replace(self.options, cuda_graphs=False)
-        request = PlanRequest(found.captured, length, held, side_bytes, budget, candidates, str(device), options, self.saved_plan)
-        return request if self.spread is None or self.chunk is not None else replace(request, long_candidates=self._long(length))
+        return PlanRequest(
+            found.captured,
+            length,
+            held,
+            side_bytes,
+            budget,
+            candidates,
+            str(device),
+            options,
+            self.saved_plan,
+            long_candidates=long,
+        )
 
     def _key(self, request: PlanRequest, found: Understood) -> tuple[Any, ...]:
         resident = tuple(sorted(request.held.resident_bytes().items())) if self.spread is None else (found.accumulated,)
@@ -258,16 +269,14 @@ class Session:
         plan = spread.plan(lambda: plan_for_ranks(wanted))
         return make_executable(replace(request, held=whole, saved=plan))
 
-    def _long(self, seq_len: int) -> list[int]:
-        """Chunk lengths for ranges of time that are joined by summaries."""
-        device, ranks = next(self.model.parameters()).device, 1 if self.spread is None else len(self.spread.layout.ranks)
-        return long_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda", ranks)
-
-    def _candidates(self, seq_len: int, device: torch.device) -> list[int]:
+    def _chunks(self, seq_len: int, device_kind: str) -> tuple[list[int], list[int]]:
+        """Chunk lengths to plan with, and further ones for ranges of time that are joined by summaries."""
         if self.chunk is not None:
-            return [min(self.chunk, seq_len)]
-        devices = 1 if self.spread is None else len(self.spread.layout.ranks)
-        return candidate_chunks(seq_len, "cpu" if device.type == "cpu" else "cuda", devices)
+            return [min(self.chunk, seq_len)], []
+        if self.spread is None:
+            return candidate_chunks(seq_len, device_kind), []
+        ranks = len(self.spread.layout.ranks)
+        return candidate_chunks(seq_len, device_kind, ranks), long_chunks(seq_len, device_kind, ranks)
 
 
 def with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -6,23 +6,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from adjcomp.ir.actions import Adjoint, Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.stack import ResidualStack
 from adjcomp.ir.transfers import Sum
+from adjcomp.runtime.mesh.passes import layer_of
 
 
 def layers_of(executable: Executable, device: int) -> frozenset[int]:
     """Layers with work on a device of a plan."""
-    head, found = executable.plan.costs.head, set()
-    for action in executable.plan.actions:
-        if action.device == device:
-            match action:
-                case Forward(layer=layer) | Recompute(layer=layer) | Advance(layer=layer) | Adjoint(layer=layer):
-                    found.add(layer)
-                case Loss() | HeadVjp():
-                    found.add(head)
-    return frozenset(found)
+    head = executable.plan.costs.head
+    found = {layer_of(action, head) for action in executable.plan.actions if action.device == device}
+    return frozenset(layer for layer in found if layer is not None)
 
 
 def ranges_of(executable: Executable, shape: tuple[int, int]) -> tuple[tuple[int, int] | None, ...] | None:

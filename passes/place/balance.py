@@ -29,18 +29,18 @@ from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from adjcomp.ir.costs import TileCost
+from adjcomp.passes.cost import FEWEST_RANGES
 from adjcomp.passes.place.holding import Holding
 from adjcomp.passes.place.problem import Problem, span
 from adjcomp.passes.place.ranges import MOST_STORED, Ranges, chunk_bytes, depths_of, last_share, rooms_of, rounded
 
 T = TypeVar("T")
-FEWEST_DEVICES = 3  # two ranges have nothing to join: the first one hands its state on
 
 
 def joined_ranges(problem: Problem) -> Ranges | None:
     """The best time placement whose ranges are joined by summaries; None where it doesn't fit or they can't be joined."""
     costs, count = problem.costs, len(problem.sites)
-    if not _can_join(problem) or count < FEWEST_DEVICES or costs.chunk_count < count:
+    if not _can_join(problem) or count < FEWEST_RANGES or costs.chunk_count < count:
         return None
     holding = Holding(problem, MOST_STORED)
     rooms = _rooms(problem, spare=True)

@@ -17,7 +17,8 @@ from adjcomp.ir.plan import Certificate, Plan, Share, Status, Wiring
 from adjcomp.ir.residency import Residency
 from adjcomp.machine import Machine
 from adjcomp.options import Options
-from adjcomp.passes.place.balance import FEWEST_DEVICES, joined_ranges
+from adjcomp.passes.cost import FEWEST_RANGES
+from adjcomp.passes.place.balance import joined_ranges
 from adjcomp.passes.place.grid import Grid, grid, grid_bound, shapes
 from adjcomp.passes.place.joined import joined_actions
 from adjcomp.passes.place.lines import lanes_of, lines_of
@@ -158,12 +159,11 @@ def _ways(options: Options, shape: tuple[int, int] | None, devices: int, joinabl
     """The placements to try, with the shape of each: (stages, lanes)."""
     if options.placement == "grid":
         return [("grid", found) for found in (shapes(devices) if shape is None else (shape,))]
-    ranges = ["time", "joined"] if options.summaries is None else ["joined" if options.summaries else "time"]
-    if options.summaries and devices >= FEWEST_DEVICES and not joinable:
+    if options.summaries and devices >= FEWEST_RANGES and not joinable:
         raise ValueError("summaries=True, but some layer hands on a state that no summary speaks of")
-    if not joinable or devices < FEWEST_DEVICES:
-        ranges = ["time"]
-    plain = [("layers", (devices, 1)), *((name, (1, devices)) for name in ranges)]
+    able = joinable and devices >= FEWEST_RANGES
+    ranges = [("time", not able or not options.summaries), ("joined", able and options.summaries is not False)]
+    plain = [("layers", (devices, 1)), *((name, (1, devices)) for name, wanted in ranges if wanted)]
     if options.placement is not None:
         return [way for way in plain if (way[0] == "layers") == (options.placement == "layers")]
     return plain + [("grid", found) for found in shapes(devices) if found[1] > 1]

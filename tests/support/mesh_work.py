@@ -155,11 +155,9 @@ def tied_apart(rank: int) -> tuple[float, int]:
     compiled = adjcomp.compile(model, mesh=mesh, chunk=3, options=adjcomp.Options(collective_timeout_seconds=60.0))
     run(compiled).backward()
     found = {name: p.grad for name, p in compiled.named_parameters() if p.grad is not None}
-    ties = {action.tie: set() for action in compiled.plan.actions if isinstance(action, SumTied)}
-    for action in compiled.plan.actions:
-        if isinstance(action, SumTied):
-            ties[action.tie].add(action.device)
-    return distance_of(found, wanted), len({frozenset(devices) for devices in ties.values()})
+    places = [(action.tie, action.device) for action in compiled.plan.actions if isinstance(action, SumTied)]
+    sets = {frozenset(device for tie, device in places if tie == own) for own, _ in places}
+    return distance_of(found, wanted), len(sets)
 
 
 def mismatched(rank: int) -> list[str]:
