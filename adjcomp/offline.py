@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from adjcomp.budget import Held
+from adjcomp.captures import Captures
 from adjcomp.compiled import example_call
 from adjcomp.errors import BudgetError
 from adjcomp.ir.plan import Plan
@@ -21,7 +22,7 @@ from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks, long_chunks
 from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import OfflineRequest, plan_on_machine
-from adjcomp.session import Session, made_side_bytes
+from adjcomp.session import made_side_bytes
 from adjcomp.units import format_bytes, parse_bytes
 from adjcomp.variants import check_streams, make_variant
 
@@ -76,8 +77,8 @@ def capture_example(
     """A call of the given shape and its capture, kept as long as the model lives."""
     args, kwargs = example_call(model, batch_size, seq_len, example_inputs)
     call = describe_call(args, kwargs)
-    session = Session(model, None, None, Options(), captures=_CAPTURES.setdefault(model, OrderedDict()), variant=variant)
-    return call, session.captured(args, kwargs, call)
+    captures = Captures(model, variant, by_key=_CAPTURES.setdefault(model, OrderedDict()))
+    return call, captures.of((args, kwargs), call)
 
 
 def _request(

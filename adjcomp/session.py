@@ -1,10 +1,9 @@
-"""What a compiled model remembers: captures by key, plans by shape, and the figures of the last step."""
+"""What a compiled model remembers: its captures, plans by shape, and the figures of the last step."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from adjcomp.budget import Held, check_budget, free_bytes
-from adjcomp.errors import BudgetError, CaptureError
+from adjcomp.captures import Captures
+from adjcomp.errors import BudgetError
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.variant import EXACT, Variant
-from adjcomp.keys import TRAINING, CallKind, Stream, capture_key, check_leaves
+from adjcomp.keys import TRAINING, CallKind, check_leaves
 from adjcomp.mesh.facts import call_facts
 from adjcomp.mesh.planning import RanksRequest, beside_parts, plan_for_ranks, stand_ins
 from adjcomp.mesh.sharding import back_to_parts
@@ -26,16 +26,14 @@ from adjcomp.options import Options
 from adjcomp.passes.aliasing import storage_root
 from adjcomp.passes.calls import CallTensors, describe_call
 from adjcomp.passes.chunks import candidate_chunks, long_chunks
-from adjcomp.passes.pipeline import Captured, run_capture
+from adjcomp.passes.pipeline import Captured
 from adjcomp.planning import PlanRequest, make_evaluation, make_executable
 from adjcomp.progress import progress
 from adjcomp.runtime.cuda_graphs import recorder_for
 from adjcomp.runtime.recording import Recordings
 from adjcomp.shorter import serves, shortened
 from adjcomp.stepping import Stats
-from adjcomp.variants import check_linear
 
-CAPTURES_KEPT = 16
 PLANS_KEPT = 64
 
 
@@ -61,14 +59,16 @@ class Session:
     saved_plan: Plan | None = None
     variant: Variant = EXACT
     spread: Spread | None = None  # the other ranks, under a mesh
-    captures: OrderedDict[Any, Captured] = field(default_factory=OrderedDict)
+    captures: Captures = field(init=False)
     executables: OrderedDict[Any, Executable] = field(default_factory=OrderedDict)
-    pieces: dict[tuple[int, bool], tuple[Captured, Captured]] = field(default_factory=dict)
     scorer: Session | None = None
     ceiling_bytes: int | None = None  # the effective budget since the device ran out of memory
     recordings: Recordings | None = None
     last_plan: Plan | None = None
     last_stats: Stats | None = None
+
+    def __post_init__(self) -> None:
+        self.captures = Captures(self.model, self.variant, self.spread)
 
     def scoring(self, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> Session:
         """A session of its own for what `wrap` computes around the model."""
@@ -83,7 +83,7 @@ class Session:
         def make() -> tuple[CallTensors, Captured]:
             call = describe_call(args, kwargs)
             check_leaves(call)
-            return call, self.captured(args, kwargs, call, kind)
+            return call, self.captures.of((args, kwargs), call, kind)
 
         if self.spread is None:
             return Understood(*make(), kind)
@@ -102,10 +102,6 @@ class Session:
         if self.spread is not None:
             self.spread.check_whole(self.model)
 
-    def _reading(self) -> AbstractContextManager[object]:
-        """For what reads shapes of parameters that may be on other ranks."""
-        return nullcontext() if self.spread is None else self.spread.reading(self.model)
-
     def recordings_for(self, executable: Executable) -> Recordings | None:
         """The tiles that this session has recorded; made where an executable counts on them for the first time on a device."""
         device = next(self.model.parameters()).device
@@ -121,53 +117,6 @@ class Session:
         """Whether anything in a call takes a gradient; without that the plain forward serves."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in tensors)
-
-    def captured(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallTensors, kind: CallKind = TRAINING
-    ) -> Captured:
-        """The capture for this call, from the cache where the key is equal.
-
-        A length at which the model branches otherwise has its own.
-        """
-        variant = self.variant.at(call.seq_len) if kind.gradients else EXACT
-        general = ((capture_key(self.model, call, kind), variant), None)
-        self._capture(general, args, kwargs, kind)
-        regimes = [key for key in self.captures if key[0] == general[0] and self.captures[key].holds_at(call.seq_len)]
-        key = regimes[0] if regimes else (general[0], call.seq_len)
-        self._capture(key, args, kwargs, kind)
-        found = self.captures[key]
-        _check_guards(found, call.seq_len)
-        return found if kind.stream is Stream.WHOLE else self._piece(found, given=kind.stream is Stream.CONTINUED)
-
-    def _capture(self, key: tuple[Any, int | None], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: CallKind) -> None:
-        if key not in self.captures:
-            _check_devices(self.model)
-            variant: Variant = key[0][1]
-            if kind.gradients:
-                check_linear(self.model, variant)
-            with self._reading(), progress(f"capturing {type(self.model).__name__}"):
-                self.captures[key] = run_capture(
-                    self.model,
-                    args,
-                    kwargs,
-                    hint=key[1],
-                    variant=variant,
-                    gradients=kind.gradients,
-                    states=kind.state_gradients,
-                    shapes=None if self.spread is None else self.spread.shapes,
-                )
-            if len(self.captures) > CAPTURES_KEPT:
-                self.captures.popitem(last=False)
-        self.captures.move_to_end(key)
-
-    def _piece(self, whole: Captured, *, given: bool) -> Captured:
-        """The capture of a piece of a stream, made once for each capture of a whole one."""
-        key = (id(whole), given)
-        if key not in self.pieces:
-            if len(self.pieces) >= CAPTURES_KEPT:
-                self.pieces.clear()
-            self.pieces[key] = (whole, whole.continued(given=given))
-        return self.pieces[key][1]
 
     def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call's shape; nothing is run."""
@@ -252,7 +201,7 @@ class Session:
     def _plan(self, request: PlanRequest, found: Understood) -> Executable:
         shape = f"batch size {found.call.batch_size}, sequence length {found.call.seq_len}"
         try:
-            with self._reading(), progress(f"planning {found.call.batch_size} x {found.call.seq_len} tokens"):
+            with self.captures.reading(), progress(f"planning {found.call.batch_size} x {found.call.seq_len} tokens"):
                 if not found.kind.gradients:
                     return make_evaluation(request)
                 return make_executable(request) if self.spread is None else self._shared(request, self.spread, found.accumulated)
@@ -288,22 +237,6 @@ def with_tensor_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
     if isinstance(count, int | float) and not isinstance(count, bool):
         changed["num_items_in_batch"] = torch.tensor(count)
     return args, changed
-
-
-def _check_devices(model: torch.nn.Module) -> None:
-    devices: dict[str, str] = {}
-    for name, parameter in model.named_parameters():
-        devices.setdefault(str(parameter.device), name)
-    if len(devices) > 1:
-        raise CaptureError(
-            f"parameters are on several devices: {', '.join(f'{name} on {device}' for device, name in devices.items())}"
-        )
-
-
-def _check_guards(captured: Captured, seq_len: int) -> None:
-    for guard in captured.traced.guards:
-        if not bool(guard.xreplace({captured.traced.time: seq_len})):
-            raise CaptureError(f"the model behaves differently at T = {seq_len}: the trace assumed {guard}")
 
 
 def made_side_bytes(captured: Captured, seq_len: int) -> int:

@@ -15,7 +15,6 @@ import json
 import statistics
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import torch
 from models import Workload
 
 import adjcomp
+from adjcomp.captures import Captures
 from adjcomp.compiled import make_view
 from adjcomp.errors import BudgetError
 from adjcomp.session import Session
@@ -65,10 +65,12 @@ def main() -> None:
 def measure(workload: Workload, steps: int) -> Iterator[dict[str, Any]]:
     """One row a budget."""
     model, ids = workload.model(), workload.tokens_in()
-    captures: OrderedDict[Any, Any] = OrderedDict()
+    captures = Captures(model)
 
     def view_of(budget: int | None) -> Any:
-        return make_view(Session(model, budget, None, adjcomp.Options(), captures=captures))
+        session = Session(model, budget, None, adjcomp.Options())
+        session.captures = captures  # traced once for all budgets
+        return make_view(session)
 
     try:
         view_of(1).plan_for(batch_size=1, seq_len=workload.tokens)
