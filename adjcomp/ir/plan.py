@@ -16,6 +16,8 @@ from adjcomp.ir.costs import StackCosts
 if TYPE_CHECKING:
     import networkx
 
+    from adjcomp.ir.tasks import TaskGraph
+
 
 class Status(StrEnum):
     """How good the planner can promise a plan to be."""
@@ -161,6 +163,13 @@ class Plan:
         from adjcomp.ir.tasks import action_graph
 
         return action_graph(self)
+
+    @cached_property
+    def task_graph(self) -> TaskGraph:
+        """What the plan was made from: the step's tasks on its tiles and what they wait for, before anything was decided."""
+        from adjcomp.ir.taskgraph import task_graph
+
+        return task_graph(self.costs)
 
     def verify(self) -> None:
         """Replay every action; VerifyError shows the first that breaks a rule or a budget, or a wrong certificate."""

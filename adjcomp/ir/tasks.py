@@ -53,7 +53,7 @@ class TaskGraph:
             raise ValueError(f"these tasks wait for each other in a circle: {cycle}")
 
     def critical_seconds(self) -> float:
-        """Seconds of the longest chain: no number of devices makes the step faster than this."""
+        """Seconds of the longest chain of tasks, each waiting for the one before."""
         finish: dict[Task, float] = {}
         for task in networkx.topological_sort(self.graph):
             ready = max((finish[before] for before in self.graph.predecessors(task)), default=0.0)

@@ -7,10 +7,10 @@ import pytest
 from synthetic import random_stack, regular_stack
 
 from adjcomp.ir.modes import ColumnMode
+from adjcomp.ir.taskgraph import task_graph
 from adjcomp.ir.tasks import Task, TaskGraph, TaskKind
 from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.search import build_plan
-from adjcomp.passes.taskgraph import task_graph
 
 
 def test_the_graph_of_a_stack_has_every_task_and_what_it_waits_for() -> None:
@@ -57,6 +57,7 @@ def test_tasks_in_a_circle_are_named() -> None:
 def test_the_graph_of_a_plan_has_its_actions_in_an_order_that_runs() -> None:
     costs = random_stack(1, layers=2, chunks=3)
     plan = build_plan(costs, emit(costs, [ColumnMode(0), ColumnMode(1), ColumnMode(2)]), 1 << 30, "cpu")
+    assert 0 < plan.task_graph.critical_seconds() < plan.seconds
     graph = plan.graph
     assert graph.number_of_nodes() == len(plan.actions)
     assert networkx.is_directed_acyclic_graph(graph)

@@ -12,10 +12,10 @@ from torch import nn
 import adjcomp
 from adjcomp.ir.actions import Adjoint
 from adjcomp.ir.plan import Plan
+from adjcomp.ir.taskgraph import task_graph
 from adjcomp.ir.tasks import TaskKind
 from adjcomp.ir.transfers import Send
 from adjcomp.ir.values import Kind
-from adjcomp.passes.taskgraph import task_graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::adjcomp.variants.ApproximationWarning")
 LAYERS = 4
