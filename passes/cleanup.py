@@ -177,8 +177,7 @@ def _drop_no_ops(graph: fx.Graph) -> None:
     """Slices that take everything, and detaches that nothing differentiates through (dead ones go with the dead code)."""
     for node in _calls(graph, aten.slice.Tensor):
         source, dim = node.args[0], argument(node, "dim")
-        whole = argument(node, "start") in (0, None) and argument(node, "step") == 1
-        if whole and node.meta["val"].shape[dim] == source.meta["val"].shape[dim] and _is_huge(argument(node, "end")):
+        if argument(node, "step") == 1 and _same_size(node.meta["val"].shape[dim], source.meta["val"].shape[dim]):
             _replace(node, source)
 
 
@@ -189,8 +188,11 @@ def _drop_same_views(graph: fx.Graph) -> None:
             _replace(node, node.args[0])
 
 
-def _is_huge(end: object) -> bool:
-    return end is None or (isinstance(end, int) and end >= 2**62)
+def _same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes are equal at every length: x[:, -T:] and x[:, :2**63] of T steps take everything, x[:, :4096] may not."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return bool(a.node.expr == b.node.expr)
 
 
 def _pair(node: fx.Node) -> tuple[int, int] | None:

@@ -19,16 +19,10 @@ import torch
 
 from adjcomp import ops
 from adjcomp.errors import CaptureError
+from adjcomp.passes.lowering_delta import gated_delta_rule
+from adjcomp.passes.packing import refuse_packing
 
 Tensor = torch.Tensor
-
-
-def _refuse_packing(op: str, options: dict[str, Any]) -> None:
-    for name in ("seq_idx", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_q"):
-        if options.get(name) is not None:
-            raise CaptureError(
-                f"{op} was called with {name}: packed documents would leak into each other. Pass one document a row, or pad."
-            )
 
 
 def _selective_scan(
@@ -45,7 +39,7 @@ def _selective_scan(
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`selective_scan_fn` of mamba_ssm: channels before time."""
-    _refuse_packing("selective scan", options)
+    refuse_packing("selective scan", options)
     z_btd = None if z is None else z.transpose(1, 2)
     y, last = ops.selective_scan(
         x_bdt.transpose(1, 2),
@@ -79,7 +73,7 @@ def _chunk_scan(
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`mamba_chunk_scan_combined` of mamba_ssm; its chunk_size is a tuning knob of that kernel and changes no value."""
-    _refuse_packing("chunk scan", options)
+    refuse_packing("chunk scan", options)
     limit = None if tuple(dt_limit) == (0.0, float("inf")) else (float(dt_limit[0]), float(dt_limit[1]))
     y, last = ops.ssd(x, dt, A, B, C, D, z, initial_states, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=limit)
     return (y, last) if return_final_states else y
@@ -93,7 +87,9 @@ def _causal_conv1d(
     **options: Any,
 ) -> Tensor:
     """`causal_conv1d_fn` of causal_conv1d: channels before time."""
-    _refuse_packing("causal convolution", options)
+    refuse_packing("causal convolution", options)
+    if options.get("initial_states") is not None or options.get("return_final_states"):
+        raise CaptureError("causal convolution was called with states of its own: pass the whole sequence in one call")
     fused = activation in (None, "silu", "swish")
     y, _ = ops.causal_conv1d(x_bdt.transpose(1, 2), weight, bias, activation="silu" if fused and activation else None)
     if not fused:
@@ -124,6 +120,14 @@ KERNEL_NAMES: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _chunk_scan,
     "mamba_chunk_scan_combined": _chunk_scan,
     "causal_conv1d_fn": _causal_conv1d,
+    "chunk_gated_delta_rule": gated_delta_rule,
+    "torch_chunk_gated_delta_rule": gated_delta_rule,
+    "fused_recurrent_gated_delta_rule": gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": gated_delta_rule,
+    "chunk_kda": gated_delta_rule,
+    "chunk_kimi_delta_attention": gated_delta_rule,
+    "fused_recurrent_kda": gated_delta_rule,
+    "recurrent_kimi_delta_attention": gated_delta_rule,
     "mamba_inner_fn": _unavailable,
     "mamba_split_conv1d_scan_combined": _unavailable,
     "mamba2_split_conv1d_scan_combined": _unavailable,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -28,4 +29,13 @@ def check_packing(unread: Iterable[tuple[str, bool]]) -> None:
             raise CaptureError(
                 f"{path} marks several documents in one row, and this model does not read it: its state would leak "
                 "from one document into the next. Pass one document a row, or pad"
+            )
+
+
+def refuse_packing(op: str, options: Mapping[str, Any]) -> None:
+    """CaptureError where a library's sequence kernel is called with borders inside of a row."""
+    for name in _BORDERS:
+        if options.get(name) is not None:
+            raise CaptureError(
+                f"{op} was called with {name}: packed documents would leak into each other. Pass one document a row, or pad."
             )

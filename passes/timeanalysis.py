@@ -85,9 +85,9 @@ class _Analysis:
 
     def _apply_rule(self, node: fx.Node) -> tuple[Locality, Layouts]:
         target = node.target
-        if getattr(target, "namespace", "") == "adjcomp":
-            return carried_rule(self.context, node)
         rule = RULES.get(getattr(target, "overloadpacket", None))
+        if rule is None and getattr(target, "namespace", "") == "adjcomp":
+            return carried_rule(self.context, node)
         if rule is None and torch.Tag.pointwise in getattr(target, "tags", ()):
             rule = pointwise_rule
         if rule is None:

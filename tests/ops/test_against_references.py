@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import SMALL, STRATEGIES, Case, relative_errors
+from op_cases import SMALL, STRATEGIES, Case, gated_delta_rule, relative_errors
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 31, 32, 33, 64, 100, 130])
@@ -52,3 +52,13 @@ def test_gradcheck(name: str) -> None:
     assert torch.autograd.gradcheck(
         lambda *t: case.op(**dict(zip(names, t, strict=True)), **case.options), leaves, fast_mode=True
     )
+
+
+@pytest.mark.parametrize("wide_decay", [False, True])
+def test_gradient_of_strong_decays_is_exact(wide_decay: bool) -> None:
+    """Where a state is all but forgotten in one step, what a step writes and reads at once doesn't drown the decay's gradient."""
+    torch.manual_seed(0)
+    case = gated_delta_rule(40, wide_decay=wide_decay)
+    g = case.given()["g"]
+    errors = relative_errors(Case(case.name, {**case.tensors, "g": torch.full_like(g, -15.0)}), torch.float32)
+    assert errors["dg"] < 2e-6

@@ -149,18 +149,21 @@ def _chunk_vjp(c: _Chunk, state: Tensor, lam: Tensor, dy: Tensor, single_decay: 
     system = _system(c.overlaps, c.beta)
     dright = torch.linalg.solve_triangular(system.mT, dwritten, upper=True, unitriangular=True)
     dsystem = -(dright @ c.written.mT).tril(-1)
-    dq_pair, dk_pair = c.pairs.vjp((dy @ c.written.mT).tril(), c.q, c.k)
+    dscores = dy @ c.written.mT
+    dq_pair, dk_pair = c.pairs.vjp(dscores.tril(-1), c.q, c.k)
+    own = dscores.diagonal(0, -2, -1)[..., None]  # of a step with itself: no decay, so no part of dlog
     first, second = c.pairs.vjp(c.beta * dsystem, c.k, c.k)
     derror = c.beta * dright
     dq_state, dk_state, dk_written = dy @ state.mT, derror @ state.mT, c.written @ lam.mT
-    dq = dq_pair + c.since * dq_state
-    dk = dk_pair + first + second - c.since * dk_state + c.until * dk_written
+    decayed = dq_pair + c.since * dq_state
+    dk = dk_pair + own * c.q + first + second - c.since * dk_state + c.until * dk_written
     dbeta = (dright * c.error).sum(-1) + (dsystem * c.overlaps).sum(-1)
     carried = c.k * c.until * dk_written
-    dlog = c.q * dq + c.k * (first - c.since * dk_state - dk_pair - second) - carried
+    carried[:, :, -1] = 0  # the last step's is not decayed either
+    dlog = c.q * decayed + c.k * (first - c.since * dk_state - dk_pair - second) - carried
     dlast = carried.sum(2) + c.whole[..., 0] * (lam * state).sum(-1)
     dstate = c.whole * lam + (c.since * c.q).mT @ dy - (c.since * c.k).mT @ derror
-    return (dq, dk, derror, _gate_vjp(dlog, dlast, single_decay), dbeta), dstate
+    return (decayed + own * c.k, dk, derror, _gate_vjp(dlog, dlast, single_decay), dbeta), dstate
 
 
 def _gate_vjp(dlog: Tensor, dlast: Tensor, single: bool) -> Tensor:

@@ -1,0 +1,68 @@
+"""Each function that stands for a kernel of transformers computes what transformers' own form of that kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+from adjcomp import CaptureError
+from adjcomp.passes.lowering_delta import gated_delta_rule
+
+
+def agree(ours: Callable[..., Any], theirs: Callable[..., Any], tensors: dict[str, Tensor], **options: Any) -> None:
+    """Outputs and gradients of both, each within 1e-5 of its norm."""
+    results = []
+    for function in (ours, theirs):
+        given = {name: t.clone().requires_grad_() for name, t in tensors.items()}
+        outputs = [out for out in function(**given, **options) if out is not None]
+        torch.manual_seed(1)
+        seeds = [torch.randn(out.shape) for out in outputs]
+        grads = torch.autograd.grad([(out * seed).sum() for out, seed in zip(outputs, seeds, strict=True)], [*given.values()])
+        results.append([*outputs, *grads])
+    for mine, expected in zip(*results, strict=True):
+        assert mine.dtype is expected.dtype
+        assert float((mine - expected).detach().norm()) <= 1e-5 * float(expected.detach().norm())
+
+
+def delta_tensors(keys: int, per_channel: bool, state: bool) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    batch, steps, heads, width, values = 2, 21, 4, 6, 5
+    decay = (batch, steps, heads, width) if per_channel else (batch, steps, heads)
+    tensors = {
+        "query": torch.randn(batch, steps, keys, width),
+        "key": torch.randn(batch, steps, keys, width),
+        "value": torch.randn(batch, steps, heads, values),
+        "g": 3 * logsigmoid(torch.randn(decay)),
+        "beta": torch.rand(batch, steps, heads),
+    }
+    return {**tensors, "initial_state": torch.randn(batch, heads, width, values)} if state else tensors
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_the_gated_delta_rule_with_grouped_heads(state: bool) -> None:
+    """Two key heads serve four value heads; queries and keys are normalised; the state goes in and out."""
+    tensors = delta_tensors(2, False, state)
+    options = {"use_qk_l2norm_in_kernel": True, "output_final_state": state}
+    agree(gated_delta_rule, qwen.torch_chunk_gated_delta_rule, tensors, chunk_size=8, **options)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_kimi_delta_attention(state: bool) -> None:
+    """A decay for each key channel."""
+    tensors = delta_tensors(4, True, state)
+    options = {"use_qk_l2norm_in_kernel": True, "output_final_state": state}
+    agree(gated_delta_rule, kimi.chunk_kimi_delta_attention, tensors, chunk_size=8, **options)
+
+
+@pytest.mark.parametrize("option", ["cu_seqlens", "use_gate_in_kernel"])
+def test_what_a_kernel_would_do_beside_is_refused(option: str) -> None:
+    """Borders between documents, or a gate made inside of the kernel, are never dropped without a word."""
+    with pytest.raises(CaptureError, match=option):
+        gated_delta_rule(**delta_tensors(4, False, False), **{option: torch.ones(3)})
