@@ -17,84 +17,20 @@ from typing import Any
 
 import torch
 
-from adjcomp import ops
 from adjcomp.errors import CaptureError
 from adjcomp.passes.lowering_delta import gated_delta_rule
-from adjcomp.passes.packing import refuse_packing
+from adjcomp.passes.lowering_mamba_ssm import FUNCTIONS, causal_conv1d, chunk_scan, selective_scan
 
 Tensor = torch.Tensor
 
 
-def _selective_scan(
-    x_bdt: Tensor,
-    dt_bdt: Tensor,
-    A: Tensor,
-    B_bnt: Tensor,
-    C_bnt: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    delta_softplus: bool = False,
-    return_last_state: bool = False,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`selective_scan_fn` of mamba_ssm: channels before time."""
-    refuse_packing("selective scan", options)
-    z_btd = None if z is None else z.transpose(1, 2)
-    y, last = ops.selective_scan(
-        x_bdt.transpose(1, 2),
-        dt_bdt.transpose(1, 2),
-        A,
-        B_bnt.transpose(1, 2),
-        C_bnt.transpose(1, 2),
-        D,
-        z_btd,
-        dt_bias=delta_bias,
-        dt_softplus=delta_softplus,
-    )
-    y_bdt = y.transpose(1, 2)
-    return (y_bdt, last) if return_last_state else y_bdt
-
-
-def _chunk_scan(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    chunk_size: int = 0,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    dt_softplus: bool = False,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    return_final_states: bool = False,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """`mamba_chunk_scan_combined` of mamba_ssm; its chunk_size is a tuning knob of that kernel and changes no value."""
-    refuse_packing("chunk scan", options)
-    limit = None if tuple(dt_limit) == (0.0, float("inf")) else (float(dt_limit[0]), float(dt_limit[1]))
-    y, last = ops.ssd(x, dt, A, B, C, D, z, initial_states, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=limit)
-    return (y, last) if return_final_states else y
-
-
 def _causal_conv1d(
-    x_bdt: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    **options: Any,
+    x_bdt: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **options: Any
 ) -> Tensor:
-    """`causal_conv1d_fn` of causal_conv1d: channels before time."""
-    refuse_packing("causal convolution", options)
-    if options.get("initial_states") is not None or options.get("return_final_states"):
-        raise CaptureError("causal convolution was called with states of its own: pass the whole sequence in one call")
-    fused = activation in (None, "silu", "swish")
-    y, _ = ops.causal_conv1d(x_bdt.transpose(1, 2), weight, bias, activation="silu" if fused and activation else None)
-    if not fused:
-        y = _activation(str(activation))(y)
-    return y.transpose(1, 2)
+    """`causal_conv1d_fn` as transformers calls it, with any activation."""
+    if activation in (None, "silu", "swish"):
+        return causal_conv1d(x_bdt, weight, bias, activation, **options)
+    return _activation(activation)(causal_conv1d(x_bdt, weight, bias, **options))
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -114,11 +50,13 @@ def _unavailable(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
+Binding = tuple[dict[str, Any], str, Callable[..., Any]]  # a module's names, one of them, and what is to stand there
+
 KERNEL_NAMES: dict[str, Callable[..., Any]] = {
-    "mamba_selective_scan": _selective_scan,
-    "selective_scan_fn": _selective_scan,
-    "mamba2_chunk_scan": _chunk_scan,
-    "mamba_chunk_scan_combined": _chunk_scan,
+    "mamba_selective_scan": selective_scan,
+    "selective_scan_fn": selective_scan,
+    "mamba2_chunk_scan": chunk_scan,
+    "mamba_chunk_scan_combined": chunk_scan,
     "causal_conv1d_fn": _causal_conv1d,
     "chunk_gated_delta_rule": gated_delta_rule,
     "torch_chunk_gated_delta_rule": gated_delta_rule,
@@ -136,18 +74,36 @@ KERNEL_NAMES: dict[str, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def kernels_as_ops() -> Iterator[None]:
-    """Bind every kernel name of the loaded transformers modules to its op; restore all of them at the end, whatever happens."""
+    """Bind every kernel name of the loaded transformers modules, and every name of any module for a function of the kernel
+    packages, to its op; restore all of them at the end, whatever happens.
+    """
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
-        for name, module in list(sys.modules.items()):
-            if module is None or not name.startswith("transformers.models."):
-                continue
-            namespace = vars(module)
-            for kernel, substitute in KERNEL_NAMES.items():
-                if kernel in namespace:
-                    replaced.append((namespace, kernel, namespace[kernel]))
-                    namespace[kernel] = substitute
+        for namespace, name, substitute in [*_transformers_names(), *_package_names()]:
+            replaced.append((namespace, name, namespace[name]))
+            namespace[name] = substitute
         yield
     finally:
-        for namespace, kernel, original in replaced:
-            namespace[kernel] = original
+        for namespace, name, original in reversed(replaced):
+            namespace[name] = original
+
+
+def _transformers_names() -> Iterator[Binding]:
+    """The names of transformers' modelling modules, whatever they stand for."""
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.startswith("transformers.models."):
+            namespace = vars(module)
+            yield from ((namespace, kernel, KERNEL_NAMES[kernel]) for kernel in KERNEL_NAMES if kernel in namespace)
+
+
+def _package_names() -> Iterator[Binding]:
+    """All names under which loaded modules know a function of the kernel packages, a user's own modules among them."""
+    known: dict[int, Callable[..., Any]] = {}
+    for (home, function), substitute in FUNCTIONS.items():
+        original = getattr(sys.modules.get(home), function, None)
+        if original is not None:
+            known[id(original)] = substitute
+    if known:
+        for module in list(sys.modules.values()):
+            namespace = getattr(module, "__dict__", {})
+            yield from ((namespace, name, known[id(value)]) for name, value in list(namespace.items()) if id(value) in known)
