@@ -33,8 +33,15 @@ _KEPT: dict[Any, int] = {
 
 
 def check_recurrences(carried: Iterable[fx.Node], window: int) -> None:
-    """CaptureError where a model has nothing to truncate."""
-    if not any(node.target in RECURRENCES for node in carried):
+    """CaptureError where a model has nothing to truncate, or a recurrence whose adjoint isn't known by windows."""
+    targets = {node.target for node in carried}
+    endless = targets & {_ops.linear_attention.default, _ops.max_plus_scan.default}
+    if endless:
+        raise CaptureError(
+            f"adjoint_window={window}: {min(map(str, endless))} has no windowed adjoint (those that have one are "
+            f"{', '.join(FEATURES)}); use adjoint_window=None"
+        )
+    if not targets & RECURRENCES.keys():
         raise CaptureError(
             f"adjoint_window={window} truncates linear recurrences (adjcomp.ops: {', '.join(FEATURES)}), and this model has "
             "none; use adjoint_window=None"

@@ -20,6 +20,8 @@ _RECURRENCES = {
     _ops.selective_scan.default,
     _ops.ssd.default,
     _ops.gated_delta_rule.default,
+    _ops.linear_attention.default,
+    _ops.max_plus_scan.default,
 }
 _RECURRENCE_VJPS = {
     _ops.linear_scan_vjp.default,
@@ -27,6 +29,8 @@ _RECURRENCE_VJPS = {
     _ops.selective_scan_vjp.default,
     _ops.ssd_vjp.default,
     _ops.gated_delta_rule_vjp.default,
+    _ops.linear_attention_vjp.default,
+    _ops.max_plus_scan_vjp.default,
 }
 _SUMMARIES = {
     getattr(_ops, f"{name}{suffix}").default

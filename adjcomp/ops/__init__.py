@@ -8,7 +8,9 @@ import adjcomp.ops.windowed
 from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd
+from adjcomp.ops.linear_attention import linear_attention
 from adjcomp.ops.loss import linear_cross_entropy
+from adjcomp.ops.max_plus import max_plus_scan
 from adjcomp.ops.norm import rms_norm
 from adjcomp.ops.scan import dense_scan, linear_scan
 from adjcomp.ops.selective import selective_scan
@@ -35,10 +37,12 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_adjoint_summary",
     "gated_delta_rule_summary",
+    "linear_attention",
     "linear_cross_entropy",
     "linear_scan",
     "linear_scan_adjoint_summary",
     "linear_scan_summary",
+    "max_plus_scan",
     "rms_norm",
     "selective_scan",
     "selective_scan_adjoint_summary",

@@ -93,6 +93,26 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, h
     return torch.stack(out, 1), state
 
 
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See `adjcomp.ops.linear_attention`."""
+    state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3]) if h0 is None else h0
+    out = []
+    for t in range(v.shape[1]):
+        state = torch.exp(g[:, t, :, None, None]) * state + k[:, t, :, :, None] * v[:, t, :, None]
+        out.append((q[:, t, :, :, None] * state).sum(2))
+    return torch.stack(out, 1), state
+
+
+def max_plus_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See `adjcomp.ops.max_plus_scan`."""
+    h = torch.zeros_like(b[:, 0]) if h0 is None else h0
+    out = []
+    for t in range(b.shape[1]):
+        h = torch.maximum(a[:, t] + h, b[:, t])
+        out.append(h)
+    return torch.stack(out, 1), h
+
+
 def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, tail: Tensor | None = None, *, activation: str | None = None
 ) -> tuple[Tensor, Tensor]:

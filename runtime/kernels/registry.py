@@ -35,6 +35,8 @@ CPU_PACKAGE = "adjcomp.runtime.kernels.cpu"
 PACKAGES = {"cpu": CPU_PACKAGE, "cuda": "adjcomp.runtime.kernels.triton"}
 # Ops whose one implementation serves every device.
 COMMON = {
+    "linear_attention": "adjcomp.runtime.kernels.linear_attention",
+    "max_plus_scan": "adjcomp.runtime.kernels.max_plus_scan",
     "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",

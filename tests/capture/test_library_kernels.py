@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+from transformers.models.minimax.modeling_minimax import MiniMaxConfig, MiniMaxLightningAttention
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+from transformers.models.xlstm.modeling_xlstm import xLSTMBackend, xLSTMConfig
 
 from adjcomp import CaptureError
 from adjcomp.passes.lowering_delta import gated_delta_rule
+from adjcomp.passes.lowering_layers import layers_as_ops
 
 
 def agree(ours: Callable[..., Any], theirs: Callable[..., Any], tensors: dict[str, Tensor], **options: Any) -> None:
@@ -66,3 +69,40 @@ def test_what_a_kernel_would_do_beside_is_refused(option: str) -> None:
     """Borders between documents, or a gate made inside of the kernel, are never dropped without a word."""
     with pytest.raises(CaptureError, match=option):
         gated_delta_rule(**delta_tensors(4, False, False), **{option: torch.ones(3)})
+
+
+def test_lightning_attention() -> None:
+    """Blocks of another length than the op's, a last block cut short, padding at the start of a row."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "head_dim": 4, "block_size": 8, "num_hidden_layers": 2}
+    layer = MiniMaxLightningAttention(MiniMaxConfig(**sizes, layer_types=["linear_attention"] * 2), 0)
+    mask = torch.ones(2, 21).index_fill(1, torch.tensor([0, 1]), 0)
+
+    def run(hidden_states: Tensor) -> tuple[Tensor, ...]:
+        return layer(hidden_states, (), mask)
+
+    def replaced(hidden_states: Tensor) -> tuple[Tensor, ...]:
+        with layers_as_ops():
+            return layer(hidden_states, (), mask)
+
+    agree(replaced, run, {"hidden_states": torch.randn(2, 21, 12)})
+
+
+@pytest.mark.parametrize("gates", [-10.0, 0.0, 4.0])
+def test_matrix_memory(gates: float) -> None:
+    """Where the maximum is the initial one, both, and the input gate's; ε and the floor of the denominator count in all three."""
+    torch.manual_seed(0)
+    backend = xLSTMBackend(xLSTMConfig(hidden_size=12, num_heads=2, chunk_size=8, eps=1e-2))
+    shape = (2, 2, 21)
+    tensors = {name: torch.rand(*shape, 5) for name in ("query", "key", "value")}  # positive: no denominator near zero
+    tensors |= {"igate": torch.randn(shape) + gates, "fgate": torch.randn(shape) + 2}
+
+    def run(**given: Tensor) -> tuple[Tensor, ...]:
+        h, states = backend(**given)
+        return (h, *states)
+
+    def replaced(**given: Tensor) -> tuple[Tensor, ...]:
+        with layers_as_ops():
+            return run(**given)
+
+    agree(replaced, run, tensors)

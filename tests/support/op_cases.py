@@ -133,6 +133,16 @@ def gated_delta_rule(
     )
 
 
+def linear_attention(t: int, b: int = 2, h: int = 2, k: int = 5, v: int = 3, state: bool = True) -> Case:
+    tensors = {"q": normal(b, t, h, k), "k": normal(b, t, h, k), "v": normal(b, t, h, v), "g": -positive(b, t, h)}
+    return Case("linear_attention", {**tensors, "h0": normal(b, h, k, v) if state else None})
+
+
+def max_plus_scan(t: int, b: int = 2, d: int = 5, state: bool = True) -> Case:
+    tensors = {"a": -positive(b, t, d), "b": normal(b, t, d) - 1, "h0": normal(b, d) if state else None}
+    return Case("max_plus_scan", tensors)
+
+
 def causal_conv1d(t: int, b: int = 2, d: int = 6, w: int = 4, flags: tuple[bool, ...] = (True,) * 3) -> Case:
     bias, tail, silu = flags
     tensors = {"x": normal(b, t, d), "weight": normal(d, w), "bias": normal(d), "tail": normal(b, w - 1, d)}
@@ -160,6 +170,8 @@ STRATEGIES: dict[str, st.SearchStrategy[Callable[[], Case]]] = {
     "gated_delta_rule": lazily(
         gated_delta_rule, STEPS, FEW, FEW, st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans()
     ),
+    "linear_attention": lazily(linear_attention, STEPS, FEW, FEW, st.integers(1, 9), st.integers(1, 9), st.booleans()),
+    "max_plus_scan": lazily(max_plus_scan, STEPS, FEW, st.integers(1, 40), st.booleans()),
     "causal_conv1d": lazily(causal_conv1d, STEPS, FEW, st.integers(1, 40), st.integers(1, 6), booleans(3)),
 }
 SMALL: dict[str, Callable[[int], Case]] = {
@@ -170,6 +182,8 @@ SMALL: dict[str, Callable[[int], Case]] = {
     "ssd": ssd,
     "gated_delta_rule": gated_delta_rule,
     "gated_delta_rule_wide": lambda t: gated_delta_rule(t, wide_decay=True),
+    "linear_attention": linear_attention,
+    "max_plus_scan": max_plus_scan,
     "causal_conv1d": causal_conv1d,
 }
 
