@@ -17,13 +17,13 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.plan import HostTier
-from adjcomp.ir.transfers import Fetch, Offload
+from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.ir.values import Kind, Value, carry, has_carry
 from adjcomp.passes.emit import Column, backward_column, check_modes, forward_column, publications, whole_step
 from adjcomp.passes.lifetimes import drop_after_last_use, dropping
+from adjcomp.passes.nesting import COPIES, bringing
 from adjcomp.passes.recipes import Recipes
 
-COPIES = 1  # the stream of transfers
 LIKE = 4  # chunks of a sequence in which a column has the neighbours that it has in a longer one
 
 
@@ -169,26 +169,10 @@ def _in_order(way: Way, modes: Sequence[ColumnMode]) -> Iterator[tuple[bool, int
     yield True, -1, Turn(0, costs.head)
     for chunk in range(last, -1, -1):
         coming = [carry(k, chunk - 2) for k in wanted[chunk - 1]] if chunk > 0 else []
-        for action in _bringing(way, list(backward_column(costs, chunk, modes[chunk])), coming):
+        down = list(backward_column(costs, chunk, modes[chunk]))
+        for action in bringing(costs, down, coming, way.back, ahead=way.ahead):
             yield True, chunk, action
     yield from ((True, -1, action) for action in publications(costs))
-
-
-def _bringing(way: Way, actions: Sequence[Action], coming: Iterable[Value]) -> Iterator[Action]:
-    """A column's backward that brings back `coming`, what the column before it reads: all at once, or each when the border of
-    the same layer has been read here for the last time.
-    """
-    last_read: dict[int, int] = {}
-    if not way.ahead:
-        for index, action in enumerate(actions):
-            last_read.update({value.layer: index for value in action.reads(way.costs) if value.kind is Kind.CARRY})
-    after: dict[int, list[Value]] = {}
-    for value in coming:
-        after.setdefault(last_read.get(value.layer, -1), []).append(value)
-    yield from map(way.back, after.get(-1, ()))
-    for index, action in enumerate(actions):
-        yield action
-        yield from map(way.back, after.get(index, ()))
 
 
 def _borders_dropped_last(way: Way, actions: Sequence[Action]) -> list[Action]:
@@ -212,7 +196,7 @@ class HostTimes:
         self.now = self.working = 0.0  # when the last computation ended, and what computations alone take
         self.out_free = self.in_free = 0.0  # when each direction of the link is free
         self.leaving: dict[Value, float] = {}
-        self.coming: dict[tuple[Kind, int, int], float] = {}
+        self.coming: dict[tuple[Kind, int, int], tuple[float, int]] = {}  # when a value is there, and what that frees on the host
         self.bytes = self.peak = 0
 
     def run(self, actions: Iterable[Action]) -> HostTimes:
@@ -220,8 +204,8 @@ class HostTimes:
         for action in actions:
             if isinstance(action, Offload):
                 self._offload(action.value)
-            elif isinstance(action, Fetch):
-                self._fetch(action.value)
+            elif isinstance(action, Fetch | Load):
+                self._fetch(action.value, stays=isinstance(action, Load))
             else:
                 self._compute(action)
         return self
@@ -233,9 +217,10 @@ class HostTimes:
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 
-    def _fetch(self, value: Value) -> None:
-        self.in_free = max(self.now, self.in_free) + self.host.seconds(self.recipes.size(value))
-        self.coming[value] = self.in_free
+    def _fetch(self, value: Value, *, stays: bool) -> None:
+        size = self.recipes.size(value)
+        self.in_free = max(self.now, self.in_free) + self.host.seconds(size)
+        self.coming[value] = (self.in_free, 0 if stays else size)
 
     def _compute(self, action: Action) -> None:
         recipe, chunk = self.recipes.of(action)
@@ -244,8 +229,8 @@ class HostTimes:
             for kind, layer, offset in recipe.reads:
                 there = self.coming.pop((kind, layer, chunk + offset), None)
                 if there is not None:
-                    start = max(start, there)
-                    self.bytes -= self.recipes.size(Value(kind, layer, chunk + offset))
+                    start = max(start, there[0])
+                    self.bytes -= there[1]
         end = start + recipe.seconds
         for value in action.frees:
             end = max(end, self.leaving.pop(value, 0.0))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
-from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
+from adjcomp.ir.actions import Action, Adjoint, Forward, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode, bottom_layer
-from adjcomp.ir.values import adjoint, carry, has_adjoint, has_carry
 from adjcomp.passes.lifetimes import drop_after_last_use, moved
 
 
@@ -82,91 +80,6 @@ def _columns(costs: StackCosts, mode: ColumnMode, chunk: int) -> tuple[Column, C
 
 
 _TILE_ACTIONS = (Forward, Loss, Recompute, HeadVjp, Adjoint)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One piece of a nested backward: advance over chunks first … end - 1, or, where they are equal, reverse chunk `first`."""
-
-    first: int
-    end: int
-
-
-def emit_nested(costs: StackCosts, modes: Sequence[ColumnMode], runs: Sequence[Run]) -> tuple[Action, ...]:
-    """The actions of a step whose backward consists of `runs`; what is stored follows from what is read later.
-
-    Columns of a kind differ in time and in which of the borders around them are read later, so what they drop is found once for
-    each case; the last chunk, which is reversed at once, is a case of its own.
-    """
-    check_modes(costs, modes)
-    last, nothing = costs.chunk_count - 1, ColumnMode(0)
-    sweeps = [_Sweep(SweepKind.FORWARD, chunk, modes[chunk]) for chunk in range(last)]
-    sweeps.append(_Sweep(SweepKind.TURN, last, modes[last]))
-    for run in runs[1:]:
-        sweeps += [_Sweep(SweepKind.ADVANCE, chunk, nothing) for chunk in range(run.first, run.end)]
-        if run.first == run.end:
-            sweeps.append(_Sweep(SweepKind.BACKWARD, run.first, modes[run.first]))
-    actions: list[Action] = [Start(0, costs.head)]
-    for column, chunk in _with_drops(costs, sweeps):
-        actions.extend(column.at(chunk))
-    return (*actions, *publications(costs))
-
-
-class SweepKind(Enum):
-    """What a sweep does."""
-
-    FORWARD = "forward"
-    ADVANCE = "advance"
-    TURN = "turn"  # the last chunk's forward and backward
-    BACKWARD = "backward"
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    """One chunk's way up, which leaves its border, or its backward."""
-
-    kind: SweepKind
-    chunk: int
-    mode: ColumnMode
-
-    @property
-    def up(self) -> bool:
-        """Whether it leaves the chunk's border."""
-        return self.kind in (SweepKind.FORWARD, SweepKind.ADVANCE)
-
-    def actions(self, costs: StackCosts) -> list[Action]:
-        """Its actions, without what they drop."""
-        match self.kind:
-            case SweepKind.FORWARD:
-                return list(forward_column(costs, self.chunk, self.mode))
-            case SweepKind.ADVANCE:
-                highest = max(k for k in range(costs.head + 1) if has_carry(costs.tile(k, 0)))
-                return [Advance(layer, self.chunk) for layer in range(highest + 1)]
-            case SweepKind.TURN:
-                up, down = forward_column(costs, self.chunk, self.mode), backward_column(costs, self.chunk, self.mode)
-                return [*up, Turn(0, costs.head), *down]
-            case SweepKind.BACKWARD:
-                return list(backward_column(costs, self.chunk, self.mode))
-
-
-def _with_drops(costs: StackCosts, sweeps: Sequence[_Sweep]) -> list[tuple[Column, int]]:
-    """The sweeps with what they drop, each as a column and the chunk that it is on."""
-    layers = [k for k in range(costs.head + 1) if has_carry(costs.tile(k, 0))]
-    read_later: set[int] = set()  # chunks whose borders are
-    made: dict[tuple[object, ...], Column] = {}
-    found = []
-    for sweep in reversed(sweeps):
-        c, end = sweep.chunk, costs.chunk_count - 1
-        around = (c - 1 in read_later, sweep.up and c in read_later)
-        key = (sweep.kind, sweep.mode, c == 0, c == end, around)
-        if key not in made:
-            borders = [carry(k, chunk) for chunk, wanted in zip((c - 1, c), around, strict=True) if wanted for k in layers]
-            adjoints = [adjoint(k, c - 1) for k in layers if has_adjoint(costs.tile(k, 0))] if not sweep.up and c > 0 else []
-            made[key] = Column(drop_after_last_use(costs, sweep.actions(costs), later=[*borders, *adjoints]), c)
-        found.append((made[key], c))
-        read_later.discard(c)
-        read_later.add(c - 1)
-    return found[::-1]
 
 
 def _time_major(costs: StackCosts, modes: Sequence[ColumnMode]) -> Iterator[Action]:

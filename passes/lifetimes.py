@@ -9,7 +9,7 @@ from typing import Any
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Recompute, own_fields
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.narrow import Narrow, Widen
-from adjcomp.ir.transfers import Fetch, Offload
+from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.ir.values import Kind, Value
 from adjcomp.passes.recipes import Recipes
 
@@ -82,7 +82,7 @@ def moved(action: Action, chunk: int, shift: int) -> Action:
     again = _MOVED.get(kind)
     if again is not None:
         return again(action, chunk, frees)
-    if isinstance(action, Offload | Fetch):
+    if isinstance(action, Offload | Fetch | Load):
         what, layer, c = action.value
         return replace(action, value=Value(what, layer, c + shift), frees=frees)
     if isinstance(action, Narrow | Widen):

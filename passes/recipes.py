@@ -25,7 +25,7 @@ from adjcomp.ir.summaries import (
     Tail,
     TailVjp,
 )
-from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Load, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value, value_bytes
 
 Relative = tuple[Kind, int, int]  # kind, layer, chunk relative to the action's
@@ -83,7 +83,7 @@ class Recipes:
         if key_of is not None:
             chunk: int = action.chunk  # type: ignore[attr-defined]
             key = key_of(action, self.last)
-        elif isinstance(action, Send | Receive | Offload | Fetch):
+        elif isinstance(action, Send | Receive | Offload | Fetch | Load):
             kind, layer, chunk = action.value
             key = (type(action), kind, layer, chunk == self.last)
         elif type(action) is Free:
@@ -137,6 +137,6 @@ def workspace_bytes(costs: StackCosts, action: Action) -> int:
             return costs.publish_bytes[layer]
         case Free() | Fork() | Join() | Send() | Sum() | SumTied() | Offload():
             return 0
-        case Start() | Turn() | Narrow() | Widen() | Receive() | Fetch():
+        case Start() | Turn() | Narrow() | Widen() | Receive() | Fetch() | Load():
             return sum(value_bytes(costs, value) for value in action.writes(costs))
     raise TypeError(f"no workspace rule for {type(action).__name__}")

@@ -18,7 +18,7 @@ from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.narrow import Narrow, Widen
 from adjcomp.ir.stack import CarryInfo, OutputKind, narrow_dtype
 from adjcomp.ir.summaries import RangeAction
-from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Load, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Value, carry, keep, narrow, stream
 from adjcomp.runtime.backward import Backward
 from adjcomp.runtime.host import HostCopies, offloaded_bytes
@@ -155,7 +155,7 @@ class Step:
                 pass  # gradients leave together, as the result of the bridge to autograd
             case Send() | Receive() | Sum() | SumTied():
                 self._between(action)
-            case Offload() | Fetch():
+            case Offload() | Fetch() | Load():
                 self._spill(action)
             case Narrow(layer=layer, chunk=chunk):
                 self._convert(carry(layer, chunk), narrow(layer, chunk), [narrow_dtype(d) for d in self._dtypes(layer)])
@@ -202,14 +202,15 @@ class Step:
             made.append(converted)
         self.tiles.values[target] = made
 
-    def _spill(self, action: Offload | Fetch) -> None:
+    def _spill(self, action: Offload | Fetch | Load) -> None:
         """An action between the device and its host."""
         if self.host is None:
             raise RuntimeError(f"{action} in a plan that offloads nothing")
         if isinstance(action, Offload):
             self.host.offload(action.value, self.tiles.values[action.value])
         else:
-            self.tiles.values[action.value] = self.host.fetch(action.value)
+            bring = self.host.fetch if isinstance(action, Fetch) else self.host.load
+            self.tiles.values[action.value] = bring(action.value)
 
     def _reverse(self) -> Backward:
         if self.reverse is None:

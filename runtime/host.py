@@ -2,7 +2,8 @@
 
 On an accelerator each direction has a stream of its own. A copy out waits for the computation that made the value; the value's
 device memory is given back only once the computing stream has waited for the copy, so no other work can write into it before. A
-copy in waits for what used its memory before, and the first computation that reads the value waits for the copy. On a CPU device
+copy in waits for what used its memory before, and the first computation that reads the value waits for the copy. A place on the
+host that a value has left serves the next value of the same layer, which is written once that copy in has ended. On a CPU, device
 and host are one memory, and the copies are plain ones.
 """
 
@@ -18,12 +19,13 @@ import torch
 from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.stack import ResidualStack
-from adjcomp.ir.transfers import Offload
+from adjcomp.ir.transfers import Fetch, Offload
 from adjcomp.ir.values import Value
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.values import Held, Tensor
 
 ALIGNMENT = 256  # bytes
+Place = list[Tensor | None]  # host memory of a value's tensors
 _FREE: dict[str, list[Tensor]] = {}  # slabs that no step uses, by device: registering memory takes longer than a step should
 _STREAMS: dict[str, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # out and in, by device
 
@@ -37,7 +39,8 @@ class HostCopies:
         self.streams = _streams(device)
         self.slab = _borrow(device, size)
         self.used = 0
-        self.stored: dict[Value, list[Tensor | None]] = {}
+        self.stored: dict[Value, Place] = {}
+        self.left: dict[int, list[tuple[Place, torch.cuda.Event | None]]] = {}  # by layer; each with the copy that is its last
         self.leaving: dict[Value, torch.cuda.Event] = {}  # copies out that the computing stream hasn't waited for
         self.coming: dict[Value, torch.cuda.Event] = {}  # copies in that it hasn't waited for
         if self.streams is not None:
@@ -46,7 +49,8 @@ class HostCopies:
 
     def offload(self, value: Value, held: Held) -> None:
         """Start to copy a value to the host."""
-        places = [None if tensor is None else self._place(tensor) for tensor in held]
+        left = self.left.get(value.layer)
+        places, emptied = left.pop() if left else ([None if t is None else self._place(t) for t in held], None)
         self.stored[value] = places
         if self.streams is None:
             _copy(places, held)
@@ -54,12 +58,20 @@ class HostCopies:
         out = self.streams[0]
         out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(out):
+            if emptied is not None:
+                out.wait_event(emptied)
             _copy(places, held)
             self.leaving[value] = out.record_event()
 
     def fetch(self, value: Value) -> Held:
-        """Make room for a value and start to copy it back."""
-        stored = self.stored.pop(value)
+        """Make room for a value and start to copy it back; its place is free."""
+        made = self.load(value)
+        self.left.setdefault(value.layer, []).append((self.stored.pop(value), self.coming.get(value)))
+        return made
+
+    def load(self, value: Value) -> Held:
+        """Make room for a value and start to copy it back; it stays on the host as well."""
+        stored = self.stored[value]
         made: Held = [None if tensor is None else self._room(tensor) for tensor in stored]
         if self.streams is None:
             _copy(made, stored)
@@ -98,10 +110,17 @@ class HostCopies:
 
 
 def offloaded_bytes(actions: Iterable[Action], stack: ResidualStack) -> int:
-    """Bytes of host memory that the offloads of a step take, each value in a place of its own; 0 for a step that has none."""
-    counts = Counter(action.value.layer for action in actions if isinstance(action, Offload))
-    sizes = {k: sum(aligned(math.prod(c.shape) * c.dtype.itemsize) for c in stack.layers[k].carries) for k in counts}
-    return sum(count * sizes[k] for k, count in counts.items())
+    """Bytes of host memory that a step takes: of each layer as many values as are there at a time; 0 for a step without any."""
+    there: Counter[int] = Counter()
+    most: dict[int, int] = {}
+    for action in actions:
+        if isinstance(action, Offload):
+            there[action.value.layer] += 1
+            most[action.value.layer] = max(most.get(action.value.layer, 0), there[action.value.layer])
+        elif isinstance(action, Fetch):
+            there[action.value.layer] -= 1
+    sizes = {k: sum(aligned(math.prod(c.shape) * c.dtype.itemsize) for c in stack.layers[k].carries) for k in most}
+    return sum(count * sizes[k] for k, count in most.items())
 
 
 def aligned(size: int) -> int:

@@ -92,6 +92,11 @@ class Clock:
         ready = max(self.free[device], self.stored.pop((device, value)))
         self.arrival[device, value] = self._copy(device, False, ready, size)
 
+    def load(self, device: int, value: Value, size: int) -> None:
+        """A Load is issued; the value stays on the host."""
+        ready = max(self.free[device], self.stored[device, value])
+        self.arrival[device, value] = self._copy(device, False, ready, size)
+
     def _copy(self, device: int, out: bool, ready: float, size: int) -> float:
         """A transfer between a device and its host, when it ends."""
         host = self.hosts[device]

@@ -16,6 +16,7 @@ class HostMemory:
         self.tiers = tuple(tiers)
         self.held: list[dict[Value, int]] = [{} for _ in tiers]
         self.returning: list[set[Value]] = [set() for _ in tiers]  # fetched, and not read since
+        self.lent: list[set[Value]] = [set() for _ in tiers]  # loaded, and not read since
         self.bytes = [0 for _ in tiers]
         self.peak = [0 for _ in tiers]
 
@@ -45,14 +46,24 @@ class HostMemory:
         self.returning[device].add(value)
         return self.held[device][value]
 
+    def lend(self, device: int, value: Value) -> int:
+        """A Load: the bytes of the value of which a copy comes."""
+        if value not in self.held[device] or value in self.returning[device]:
+            raise BrokenRule(f"loads {value}, which isn't on the host")
+        self.lent[device].add(value)
+        return self.held[device][value]
+
     def arrived(self, device: int, read: Iterable[Value], dropped: Iterable[Value]) -> None:
         """A computation has read some values and dropped some: those that were fetched and read have left the host."""
+        if not self.returning[device] and not self.lent[device]:
+            return
         for value in read:
+            self.lent[device].discard(value)
             if value in self.returning[device]:
                 self.returning[device].discard(value)
                 self.bytes[device] -= self.held[device].pop(value)
         for value in dropped:
-            if value in self.returning[device]:
+            if value in self.returning[device] or value in self.lent[device]:
                 raise BrokenRule(f"drops {value}, which is being fetched and was never read")
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from adjcomp.ir.rules import BrokenRule, Rule, initial_rule, narrow_rule, tile_r
 from adjcomp.ir.section import RaceError, Section
 from adjcomp.ir.summaries import RangeAction, TailVjp
 from adjcomp.ir.sums import Sums
-from adjcomp.ir.transfers import Fetch, Offload, Receive, Send, Sum, SumTied
+from adjcomp.ir.transfers import Fetch, Load, Offload, Receive, Send, Sum, SumTied
 from adjcomp.ir.values import Kind, Value
 
 
@@ -79,7 +79,7 @@ class Replay:
                 self._fork(action)
             case Join():
                 self._join(action)
-            case Send() | Receive() | Sum() | SumTied() | Offload() | Fetch():
+            case Send() | Receive() | Sum() | SumTied() | Offload() | Fetch() | Load():
                 try:
                     self._transfer(action)
                 except WaitError as late:
@@ -132,18 +132,18 @@ class Replay:
             self.held[0][value.kind] += size
         self._run(action, 0, Rule((), (), (), 0, 0.0))
 
-    def _transfer(self, action: Send | Receive | Sum | SumTied | Offload | Fetch) -> None:
+    def _transfer(self, action: Send | Receive | Sum | SumTied | Offload | Fetch | Load) -> None:
         """An action that involves other devices or the host."""
         if action.frees:
             raise BrokenRule("only a computation drops values: a transfer may still be on its way")
-        if isinstance(action, Offload | Fetch):
+        if isinstance(action, Offload | Fetch | Load):
             self._spill(action)
         elif self.clock is None or len(self.shares) == 1:
             raise BrokenRule("a plan for one device has nobody to talk to")
         else:
             self._between(action, self.clock)
 
-    def _spill(self, action: Offload | Fetch) -> None:
+    def _spill(self, action: Offload | Fetch | Load) -> None:
         """An action between a device and its host."""
         device, value = action.device, action.value
         if self.section is not None:
@@ -155,10 +155,11 @@ class Replay:
                 raise BrokenRule(f"offloads {value}, which isn't live")
             self.host.take(device, value, self.live[device][value])
             self.clock.offload(device, value, self.live[device][value])
-        else:
-            size = self.host.give(device, value)
-            self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
-            self.clock.fetch(device, value, size)
+            return
+        fetched = isinstance(action, Fetch)
+        size = self.host.give(device, value) if fetched else self.host.lend(device, value)
+        self._run(action, 0, Rule((), ((*value, size),), (), 0, 0.0))
+        (self.clock.fetch if fetched else self.clock.load)(device, value, size)
 
     def _between(self, action: Send | Receive | Sum | SumTied, clock: Clock) -> None:
         """An action that involves other devices."""
@@ -277,13 +278,12 @@ class Replay:
         """Let the clock run: on one device times add up, on several they depend on what arrives when."""
         if self.clock is None:
             self.seconds.append(seconds)
-        elif not isinstance(action, Receive | Fetch):
+        elif not isinstance(action, Receive | Fetch | Load):
             try:
                 self.clock.compute(action.device, reads, writes, action.frees, seconds / self.shares[action.device].speed)
             except WaitError as late:
                 raise BrokenRule(f"{late}: a deadlock") from None
-            if self.host.returning[action.device]:
-                self.host.arrived(action.device, reads, action.frees)
+            self.host.arrived(action.device, reads, action.frees)
 
     def _account(self, device: int, held: dict[Kind, int], extra: int) -> None:
         """Compare the peak of an action with the budget; `held` are the bytes that were live when it started."""

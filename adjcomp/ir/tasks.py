@@ -9,7 +9,7 @@ import networkx
 
 from adjcomp.ir.actions import Adjoint, HeadVjp, Publish
 from adjcomp.ir.plan import Plan
-from adjcomp.ir.transfers import Fetch, Offload
+from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.ir.values import Value, value_bytes
 
 
@@ -83,6 +83,8 @@ def action_graph(plan: Plan) -> networkx.DiGraph:
             stored[action.device, action.value] = index
         elif isinstance(action, Fetch) and (action.device, action.value) in stored:
             sources.setdefault(stored.pop((action.device, action.value)), []).append(action.value)
+        elif isinstance(action, Load) and (action.device, action.value) in stored:
+            sources.setdefault(stored[action.device, action.value], []).append(action.value)
         for source, values in sources.items():
             graph.add_edge(source, index, values=tuple(values), bytes=sum(value_bytes(plan.costs, value) for value in values))
         for value in action.writes(plan.costs):

@@ -10,7 +10,7 @@ when all sums that its device has come to have ended.
 `Offload` and `Fetch` move values between a device and its host as `Send` and `Receive` do between devices: they take no time of
 the device, each direction moves one value after the other, and a fetch starts when its value has reached the host. The bytes of
 an offloaded value count on the device until a computation drops it, which waits for the copy, and on the host from the `Offload`
-until a computation reads the fetched value, which waits for that copy.
+until a computation reads the fetched value, which waits for that copy. `Load` is a `Fetch` that leaves the value on the host.
 """
 
 from __future__ import annotations
@@ -132,7 +132,23 @@ class Fetch(Action):
         return 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Load(Action):
+    """Read as: make room for `value` on the device and bring a copy of it from the host, which keeps it."""
+
+    value: Value
+
+    def reads(self, costs: StackCosts) -> tuple[Value, ...]:
+        return ()
+
+    def writes(self, costs: StackCosts) -> tuple[Value, ...]:
+        return (self.value,)
+
+    def seconds(self, costs: StackCosts) -> float:
+        return 0.0
+
+
 _TILES = (Start, Forward, Loss, Turn, Recompute, Advance, HeadVjp, Adjoint, Free, Publish)
 _RANGES = (Tail, Summarize, Settle, Adopt, AdjointSummarize, AdjointSettle, Detach, SplitHalo, TailVjp)
-_SET = (*_TILES, *_RANGES, Narrow, Widen, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch)
+_SET = (*_TILES, *_RANGES, Narrow, Widen, Fork, Join, Send, Receive, Sum, SumTied, Offload, Fetch, Load)
 ACTIONS: dict[str, type[Action]] = {kind.__name__: kind for kind in _SET}

@@ -10,7 +10,7 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.narrow import ROUNDED, Narrow, rounds_borders
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.summaries import AdjointSettle, AdjointSummarize, Adopt, Detach, Settle, SplitHalo, Summarize, Tail, TailVjp
-from adjcomp.ir.transfers import Offload
+from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.ir.values import value_bytes
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.report.places import placement_lines
@@ -131,6 +131,11 @@ def _tiers(plan: Plan) -> str:
         )
     if not spilled:
         return f"internals, borders and adjoint states are all on the device{_nesting(plan)}"
+    if again := _recomputed(plan):
+        return (
+            f"internals and adjoint states are on the device; nested in two tiers: {len(spilled)} of {plan.costs.chunk_count} "
+            f"borders wait on the host for a time, {len(again)} are recomputed"
+        )
     return (
         f"internals and adjoint states are on the device; {len(spilled)} of {plan.costs.chunk_count} borders wait on the host "
         "from the forward until the backward comes for them"
@@ -139,11 +144,16 @@ def _tiers(plan: Plan) -> str:
 
 def _nesting(plan: Plan) -> str:
     """How many borders a nested plan stores in the forward; nothing for a plan that stores them all."""
-    again = {action.chunk for action in plan.actions if isinstance(action, Advance)}
+    again = _recomputed(plan)
     if not again:
         return ""
     stored = plan.costs.chunk_count - len(again)
     return f"; nested: the forward stores {stored} of {plan.costs.chunk_count} borders, the others are recomputed from those"
+
+
+def _recomputed(plan: Plan) -> set[int]:
+    """Chunks whose borders are recomputed."""
+    return {action.chunk for action in plan.actions if isinstance(action, Advance)}
 
 
 def tile_modes(costs: StackCosts, actions: Iterable[Action]) -> list[list[str]]:
@@ -229,12 +239,14 @@ def _transfers(plan: Plan, counts: Mapping[str, int]) -> list[str]:
     host = plan.shares[0].host
     if host is None:
         return []
-    moved = sum(value_bytes(plan.costs, action.value) for action in plan.actions if isinstance(action, Offload))
+    out = sum(value_bytes(plan.costs, action.value) for action in plan.actions if isinstance(action, Offload))
+    back = sum(value_bytes(plan.costs, action.value) for action in plan.actions if isinstance(action, Fetch | Load))
     working = sum(action.seconds(plan.costs) for action in plan.actions)
     waiting = max(0.0, plan.seconds - working)
     return [
-        f"  {counts['offload']} copies to the host and {counts['fetch']} back, {format_bytes(moved)} each way at "
-        f"{format_bytes(round(host.bandwidth))}/s, run beside these; computations wait {format_seconds(waiting)} for them"
+        f"  {counts['offload']} copies to the host and {counts['fetch'] + counts.get('load', 0)} back, {format_bytes(out)} and "
+        f"{format_bytes(back)} at {format_bytes(round(host.bandwidth))}/s, run beside these; computations wait "
+        f"{format_seconds(waiting)} for them"
     ]
 
 

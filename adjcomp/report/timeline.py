@@ -16,7 +16,7 @@ from adjcomp.ir.plan import Plan
 from adjcomp.ir.replay import Replay
 from adjcomp.ir.rules import BrokenRule
 from adjcomp.ir.summaries import RangeAction
-from adjcomp.ir.transfers import Fetch, Offload, Sum
+from adjcomp.ir.transfers import Fetch, Load, Offload, Sum
 
 FIXED, WORKSPACE = "model, inputs, gradients", "workspace"
 SERIES = (FIXED, *dict.fromkeys(KIND_NAMES.values()), WORKSPACE)  # what the bytes of a moment are divided into
@@ -27,7 +27,7 @@ _PLACE = {kind: SERIES.index(name) for kind, name in KIND_NAMES.items()}
 class Moment:
     """One action. start, seconds: predicted, from the beginning of the step. sizes: bytes live at its peak, as in `SERIES`.
 
-    copied: begin and end of the copy that an Offload or a Fetch starts; it runs beside the computations.
+    copied: begin and end of the copy that an Offload, a Fetch or a Load starts; it runs beside the computations.
     """
 
     action: Action
@@ -66,7 +66,7 @@ def timelines(plan: Plan) -> tuple[list[Moment], ...]:
         sizes[-1] = max(_workspace(plan.costs, action), machine.bytes[device] - before, beside)
         seconds = action.seconds(plan.costs) / plan.shares[device].speed
         ends[device] = ends[device] + seconds if machine.clock is None else machine.clock.free[device]
-        copied = machine.clock.copied if isinstance(action, Offload | Fetch) and machine.clock is not None else None
+        copied = machine.clock.copied if isinstance(action, Offload | Fetch | Load) and machine.clock is not None else None
         found[device].append(Moment(action, ends[device] - seconds, seconds, tuple(sizes), copied))
     return found
 
@@ -80,7 +80,7 @@ def layer_of(costs: StackCosts, action: Action) -> int | None:
             return layer
         case Loss() | HeadVjp():
             return costs.head
-        case Offload(value=value) | Fetch(value=value):
+        case Offload(value=value) | Fetch(value=value) | Load(value=value):
             return value.layer
         case Narrow(layer=layer) | Widen(layer=layer) | RangeAction(layer=layer):
             return layer
@@ -94,7 +94,7 @@ def chunk_of(action: Action) -> int | None:
             return chunk
         case Loss(chunk=chunk) | HeadVjp(chunk=chunk) | RangeAction(chunk=chunk):
             return chunk
-        case Offload(value=value) | Fetch(value=value):
+        case Offload(value=value) | Fetch(value=value) | Load(value=value):
             return value.chunk
     return None
 
@@ -104,7 +104,7 @@ def _workspace(costs: StackCosts, action: Action) -> int:
     layer, chunk = layer_of(costs, action), chunk_of(action)
     if isinstance(action, Publish):
         return costs.publish_bytes[action.layer]
-    if layer is None or chunk is None or isinstance(action, Offload | Fetch):
+    if layer is None or chunk is None or isinstance(action, Offload | Fetch | Load):
         return 0
     if isinstance(action, RangeAction):
         return action.workspace_bytes(costs)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adjcomp.passes.place.problem import Problem
-from adjcomp.passes.schedule.nested import NEVER
+from adjcomp.passes.schedule.needs import NEVER
 
 FAR = float(NEVER)
 

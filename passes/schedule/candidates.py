@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from adjcomp.ir.actions import Action
 from adjcomp.ir.modes import ColumnMode
-from adjcomp.passes.emit import emit, emit_nested
+from adjcomp.passes.emit import emit
+from adjcomp.passes.nesting import emit_nested
 from adjcomp.passes.schedule.bound import Bound, lower_bound
 from adjcomp.passes.schedule.greedy import Choice, greedy, in_order, lean_choice, least_need
 from adjcomp.passes.schedule.instance import Instance
-from adjcomp.passes.schedule.nested import Nested, nested_minimum
+from adjcomp.passes.schedule.needs import nested_minimum
+from adjcomp.passes.schedule.nested import Nested
 
 ROUNDING = 1e-9  # relative room for the rounding of times to ticks in a bound
 

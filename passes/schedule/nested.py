@@ -10,27 +10,29 @@ where f is the time of an advance and t(l) the fastest option of a chunk that fi
 passes every chunk once anyway and stores for nothing: W(1, l) = t_last(l), W(n, l) = min over j of W(n - j, l + 1) + R(j, l),
 and W(C, 1) is the whole step. With t constant this is binomial checkpointing (Griewank and Walther's revolve); letting t depend
 on l trades borders against internals of the chunk at work. Nothing is held from the forward but in the last chunk.
+
+Where a host takes the deepest of the stored borders, t(l) is that of a chunk with fewer borders beside it. What computations
+wait for the link is charged where copies start: for those of a set of borders to the host, to each segment of n > 1 chunks
+whose border waits there; for those of a set that is brought back, to t(l) and t_last(l) of the chunk that is reversed
+meanwhile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from adjcomp.ir.modes import ColumnMode
-from adjcomp.ir.values import has_carry
-from adjcomp.passes.emit import Run
-from adjcomp.passes.schedule.column import Column, Ints
-from adjcomp.passes.schedule.instance import Instance, Menu
+from adjcomp.passes.nesting import Run
+from adjcomp.passes.schedule.column import Ints
+from adjcomp.passes.schedule.instance import Instance
+from adjcomp.passes.schedule.needs import NEVER, Host, Needs
 
-MOST_STORED = 96  # borders stored at once
-MOST_CHUNKS = 4096  # of a nested plan
-MOST_REPEATS = 3  # advances over each chunk that the fewest stored borders may cost
-NEVER = 1 << 60  # ticks or bytes of what can't be
+MOST_STORED = 96  # borders stored at once, or
+MOST_SPLITS = 1 << 27  # this over the square of the number of chunks, where that is more
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,17 @@ class Nested:
     modes: tuple[ColumnMode, ...]
 
 
-def least_stored(chunk_count: int) -> int:
-    """The fewest stored borders with which `chunk_count` chunks are reversed in at most MOST_REPEATS advances over each.
+@dataclass(frozen=True)
+class Charges:
+    """What is counted for copies beside the computations; ticks."""
 
-    With l borders besides that of the chunk at work, and r advances over each, (l + r over r) chunks can be reversed.
-    """
-    stored = 1
-    while math.comb(stored + MOST_REPEATS, MOST_REPEATS) < chunk_count:
-        stored += 1
-    return stored + 1
+    offload: int = 0  # for a set of borders that is offloaded
+    bring: int = 0  # for a set that is brought back
+    places: int | None = None  # the deepest borders whose copies are charged; None: all on the host
+    hidden: float = 0.0  # share that isn't counted of computations beside copies back: while a border comes, and as it is read
+
+
+FREE = Charges()
 
 
 def least_advances(chunk_count: int, stored: int) -> int:
@@ -67,83 +71,38 @@ def least_advances(chunk_count: int, stored: int) -> int:
     return repeats * chunk_count - (math.comb(free + repeats, repeats - 1) if repeats else 0) - (chunk_count - 1)
 
 
-class Needs:
-    """What the pieces of a nested plan need of the budget; bytes."""
-
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.inner = instance.lean_menu
-        self.last = instance.menus[2]
-        self.border = sum(self.inner.column.border_in)
-        column = self.inner.column
-        self._backward = instance.backward_bytes + sum(column.adjoint_in)
-        layers = self.advanced_layers
-        self._advance_stored, self._advance_dropped = (_sweep(column, layers, keep) for keep in (True, False))
-        self._forward_stored, self._forward_dropped = (_sweep(column, column.head + 1, keep) for keep in (True, False))
-
-    @cached_property
-    def advanced_layers(self) -> int:
-        """How many layers an advance runs: up to the highest that hands on a state."""
-        return max((k + 1 for k, tile in enumerate(self.instance.costs.layers) if has_carry(tile)), default=0)
-
-    def advance(self, stored: int, chunks: int) -> int:
-        """Advancing over `chunks` chunks beside `stored` borders, that of the first included."""
-        later = self._advance_dropped + self.border if chunks > 1 else 0
-        return self._backward + (stored - 1) * self.border + max(self._advance_stored, later)
-
-    def forward(self, stored: int, chunks: int) -> int:
-        """The first forward over `chunks` chunks of which the first has its border stored, the `stored`-th so far."""
-        later = self._forward_dropped + self.border if chunks > 1 else 0
-        return self.instance.resident_bytes + (stored - 1) * self.border + max(self._forward_stored, later)
-
-    def minimum(self) -> int:
-        """The smallest budget of a nested plan."""
-        count = self.instance.costs.chunk_count
-        if not 3 <= count <= MOST_CHUNKS or self.border == 0:
-            return NEVER
-        stored = least_stored(count)
-        reverse = max(int(self.inner.need.min()), int(self.last.need.min())) + (stored - 1) * self.border
-        moving = max(self.advance(stored - 1, 2), self.forward(stored - 1, 2), self.forward(stored, 1))
-        return max(reverse, moving, self.instance.fixed_bytes)
-
-
-def _sweep(column: Column, layers: int, keep_border: bool) -> int:
-    """Peak bytes of a forward through the first `layers` layers that holds nothing, its incoming border included."""
-    live = peak = sum(column.border_in)
-    for k, tile in enumerate(column.tiles[:layers]):
-        peak = max(peak, live + tile.forward_workspace_bytes)
-        live += (tile.stream_bytes if k < column.head else 0) - (column.tiles[k - 1].stream_bytes if k else 0)
-        live += column.border_out[k] - (0 if keep_border else column.border_in[k])
-    return peak
-
-
-def nested_minimum(instance: Instance) -> int:
-    """The smallest budget of a nested plan."""
-    return Needs(instance).minimum()
-
-
 class Nesting:
-    """The dynamic program of one instance and budget."""
+    """The dynamic program of one instance, budget and host."""
 
-    def __init__(self, instance: Instance, budget: int) -> None:
-        self.instance, self.budget = instance, budget
+    def __init__(self, instance: Instance, budget: int, host: Host | None = None, charges: Charges = FREE) -> None:
+        self.instance, self.budget, self.charges = instance, budget, charges
         self.count = instance.costs.chunk_count
-        self.needs = Needs(instance)
+        self.needs = Needs(instance, host)
         self.feasible = budget >= self.needs.minimum()
-        spare = max(0, budget - min(int(self.needs.inner.need.min()), int(self.needs.last.need.min())))
-        self.stored = min(self.count, MOST_STORED, 1 + spare // max(self.needs.border, 1))
-        self._ways = np.empty(self.count, np.int64)
         self.step = sum(round(t.forward_seconds / instance.tick) for t in instance.costs.layers[: self.needs.advanced_layers])
+        self.stored = self._most_stored()
+        charged = self.needs.places if charges.places is None else charges.places
+        depths = np.arange(self.stored + 2)
+        self._bring = charges.bring * ((depths >= 2) & (depths <= charged + 1))
+        self._offload = charges.offload * ((depths >= 1) & (depths <= charged))
+        self._counted = 1 - charges.hidden * ((depths >= 1) & (depths <= charged + 1))  # of the chunk that is reversed
+        self._hidden = np.ceil(charges.hidden * self.step * ((depths >= 1) & (depths <= charged))).astype(np.int64)
+
+    def _most_stored(self) -> int:
+        """How many borders may be stored at a time."""
+        least = min(int(self.needs.reversing(self.count, last=last).need.min()) for last in (False, True))
+        room = max(0, self.budget - least) // max(self.needs.border, 1)
+        return min(self.count, max(MOST_STORED, MOST_SPLITS // self.count**2), 1 + self.needs.places + room)
 
     def quick_bound(self) -> int:
-        """Ticks that no nested plan goes below.
+        """Ticks that no nested plan computes less than.
 
         A border before chunk c that isn't stored at its turn has to be advanced over later. So with A advances at least c - A
         borders are stored then, and chunk c has the room that they leave. And A is at least what the stored borders demand.
         """
-        menu = self.needs.inner
+        menu, last = self.instance.lean_menu, self.instance.menus[2]
         order = np.argsort(menu.need, kind="stable")
-        rooms = self.budget - self.needs.border * np.arange(self.count - 1)
+        rooms = self.budget - np.array([self.needs.beside(stored) for stored in range(1, self.count)])
         fitting = np.searchsorted(menu.need[order], rooms, side="right")
         fastest = np.concatenate((np.full(1, NEVER), np.minimum.accumulate(menu.ticks[order])))[fitting]
         advances = np.arange(1, self.count)
@@ -151,61 +110,76 @@ class Nesting:
         later = np.append(beside[::-1][1:], 0)
         possible = advances >= min(least_advances(self.count, self.stored), self.count - 1)
         best = int((advances * (self.step + int(fastest[0])) + later)[possible].min())
-        return best - max(0, int(fastest[0] - menu.ticks.min())) + int(self.needs.last.ticks.min())
+        return best - max(0, int(fastest[0] - menu.ticks.min())) + int(last.ticks.min())
 
     def solve(self) -> Nested | None:
         """The best nested plan; None when the budget is too small for one."""
+        found = self._tables()
+        if found is None:
+            return None
+        ticks, split, reverse_split = found
+        placed = list(self._runs(split, reverse_split))
+        return Nested(ticks, tuple(run for run, _ in placed), self._modes(placed))
+
+    def least(self) -> int:
+        """Ticks of the best nested plan, charges included; NEVER when the budget is too small for one."""
+        found = self._tables()
+        return NEVER if found is None else found[0]
+
+    def _tables(self) -> tuple[int, Ints, Ints] | None:
+        """The best ticks, and where W and R split."""
         if not self.feasible:
             return None
-        single = self._single(self.needs.inner)
-        single[1] = self._single(self.instance.lean_first)[1]  # beside no other border there is only the first chunk
-        reverse, reverse_split = self._reverse(single)
-        whole, split = self._whole(self._single(self.needs.last), reverse)
-        if whole[1, self.count] >= NEVER:
-            return None
-        placed = list(self._runs(split, reverse_split))
-        return Nested(int(whole[1, self.count]), tuple(run for run, _ in placed), self._modes(placed))
+        reverse, reverse_split = self._reverse(self._single(last=False))
+        whole, split = self._whole(self._single(last=True), reverse)
+        best = int(whole[1, self.count])
+        return (best, split, reverse_split) if best < NEVER else None
 
-    def _single(self, menu: Menu) -> Ints:
+    def _single(self, *, last: bool) -> Ints:
         """t(l) for l = 0 … stored + 1; NEVER where nothing fits."""
-        times = [menu.ticks[menu.need <= self._room(stored)].min(initial=NEVER) for stored in range(self.stored + 1)]
-        return np.array([*times, NEVER], np.int64)
+        times = []
+        for stored in range(self.stored + 1):
+            menu = self.needs.reversing(stored, last=last)
+            times.append(menu.ticks[menu.need <= self._room(stored)].min(initial=NEVER))
+        found = np.array([*times, NEVER], np.int64)
+        counted = np.where(found < NEVER, np.floor(found * self._counted), NEVER) if self.charges.hidden else found
+        return np.minimum(counted.astype(np.int64) + self._bring, NEVER)
 
     def _room(self, stored: int) -> int:
-        return self.budget - self.needs.border * max(stored - 1, 0)
+        return self.budget - self.needs.beside(stored)
 
     def _reverse(self, single: Ints) -> tuple[Ints, Ints]:
         """R(n, l) and the best j; shapes (stored + 2, C + 1)."""
-        best = np.full((self.stored + 2, self.count + 1), NEVER, np.int64)
-        split = np.zeros(best.shape, np.int64)
-        own = np.empty(self.count + 1, np.int64)  # j f + R(j, l)
-        for stored in range(self.stored, 0, -1):
-            most = next((j for j in (self.count, 1) if self.needs.advance(stored, j) <= self.budget), 0)
-            row, behind = best[stored], best[stored + 1, ::-1].copy()
-            row[1], own[1] = single[stored], single[stored] + self.step
-            for n in range(2, self.count if most else 0):
-                row[n], split[stored, n] = self._best_split(own, behind, n, most)
-                own[n] = row[n] + n * self.step
+        most = self._longest(self.needs.advance)
+        best, rest, split = self._empty(single)
+        own = np.full(best.shape, NEVER, np.int64)  # j f + R(j, l), for the j that fit
+        own[:, 1] = np.where(most >= 1, single + self.step - self._hidden, NEVER)
+        for n in range(2, self.count):
+            best[:-1, n], split[:-1, n] = _best_split(own, rest, n)
+            rest[:, n] = np.minimum(best[:, n] + self._offload, NEVER)
+            own[:, n] = np.where(most >= n, best[:, n] + n * self.step - self._hidden, NEVER)
         return best, split
 
     def _whole(self, last: Ints, reverse: Ints) -> tuple[Ints, Ints]:
-        """W(n, l) and the best j; shapes (stored + 2, C + 1)."""
-        best = np.full(reverse.shape, NEVER, np.int64)
-        split = np.zeros(best.shape, np.int64)
-        for stored in range(self.stored, 0, -1):
-            best[stored, 1] = last[stored]
-            most = next((j for j in (self.count, 1) if self.needs.forward(stored, j) <= self.budget), 0)
-            behind = best[stored + 1, ::-1].copy()
-            for n in range(2, self.count + 1 if most else 0):
-                best[stored, n], split[stored, n] = self._best_split(reverse[stored], behind, n, most)
-        return best, split
+        """W(n, l), with the copy of its border, and the best j; shapes (stored + 2, C + 1)."""
+        fits = self._longest(self.needs.forward)[:, None] >= np.arange(self.count + 1)
+        before = np.where(fits, reverse, NEVER)
+        best, rest, split = self._empty(last)
+        for n in range(2, self.count + 1):
+            best[:-1, n], split[:-1, n] = _best_split(before, rest, n)
+            rest[:, n] = np.minimum(best[:, n] + self._offload, NEVER)
+        return rest, split
 
-    def _best_split(self, before: Ints, behind: Ints, n: int, most: int) -> tuple[int, int]:
-        """The least before[j] + rest[n - j] with 0 < j < n and j <= `most`, and its j; `behind` is rest from its end on."""
-        end = min(n - 1, most)
-        ways = np.add(before[1 : end + 1], behind[self.count - n + 1 : self.count - n + 1 + end], out=self._ways[:end])
-        j = int(ways.argmin())
-        return min(int(ways[j]), NEVER), j + 1
+    def _empty(self, single: Ints) -> tuple[Ints, Ints, Ints]:
+        """Tables for best values, for the same with the copy of the border, and for splits, filled for n = 1."""
+        best = np.full((self.stored + 2, self.count + 1), NEVER, np.int64)
+        best[:, 1] = single
+        return best, best.copy(), np.zeros(best.shape, np.int64)
+
+    def _longest(self, need: Callable[[int, int], int]) -> Ints:
+        """How many chunks can be passed beside each number of stored borders: all, one or none; `need` says what that takes."""
+        fitting = (next((j for j in (self.count, 1) if need(stored, j) <= self.budget), 0) for stored in range(self.stored + 1))
+        return np.array([*fitting, 0])
 
     def _runs(self, split: Ints, reverse_split: Ints) -> Iterator[tuple[Run, int]]:
         """The backward in order, with the borders stored meanwhile: the segments that the forward left, last first."""
@@ -233,8 +207,14 @@ class Nesting:
         modes = [ColumnMode(0)] * self.count
         for run, stored in placed:
             if run.first == run.end:
-                last, needs = run.first == self.count - 1, self.needs
-                menu = needs.last if last else self.instance.lean_first if stored == 1 else needs.inner
+                menu = self.needs.reversing(stored, last=run.first == self.count - 1)
                 fits = np.flatnonzero(menu.need <= self._room(stored))
                 modes[run.first] = menu.options.mode(int(fits[np.argmin(menu.ticks[fits])]), menu.column)
         return tuple(modes)
+
+
+def _best_split(before: Ints, rest: Ints, n: int) -> tuple[Ints, Ints]:
+    """The least before[l, j] + rest[l + 1, n - j] with 0 < j < n, and its j, for every l but the last row."""
+    ways = before[:-1, 1:n] + rest[1:, n - 1 : 0 : -1]
+    found = ways.argmin(axis=1)
+    return np.minimum(ways[np.arange(len(ways)), found], NEVER), found + 1

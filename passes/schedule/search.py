@@ -40,9 +40,11 @@ from adjcomp.passes.schedule.candidates import (
 from adjcomp.passes.schedule.collector import uncollected
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
+from adjcomp.passes.schedule.needs import nested_minimum
 from adjcomp.passes.schedule.nested import Nesting
 from adjcomp.passes.schedule.partly import splits_of
 from adjcomp.passes.schedule.spaces import ROUNDED_SPACE, SPACE, SPILLED_SPACE
+from adjcomp.passes.schedule.tiers import pairs_of, tiered_candidates
 from adjcomp.passes.simulate import simulate
 
 DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
@@ -128,10 +130,11 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
     budget, device = search.budget_bytes, search.device
     instances = _instances(costs, search.seq_len, search.candidates, device, budget)
     away = [] if search.host is None else spilled_instances(instances, device, search.host)
-    splits, spilled = splits_of(instances, away), [instance for instance in away if holds_all(instance)]
+    splits, pairs, spilled = splits_of(instances, away), pairs_of(instances, away), [i for i in away if holds_all(i)]
     rounded = [] if search.options.border_dtype is None else rounded_instances(instances, device)
     minima = [(minimum_bytes(i), i.costs.chunk, i) for i in (*instances, *spilled, *rounded)]
     minima += [(split.minimum(), split.resident.costs.chunk, split.resident) for split in splits]
+    minima += [(nested_minimum(pair.resident, pair.host), pair.resident.costs.chunk, pair.resident) for pair in pairs]
     least, _, leanest = min(minima, key=lambda row: row[:2])
     if least > budget:
         raise BudgetError(budget, least, _smallest_peak(leanest, least, device))
@@ -149,6 +152,7 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
         _refine(flat, min(known, *(candidate.seconds for candidate in candidates)), budget, limit)
     more, bound = partly_candidates(splits, flat, budget, min([known, *(c.seconds for c in candidates)]))
     candidates += more
+    candidates += tiered_candidates(pairs, budget, min([known, *(c.seconds for c in candidates)]))
     if not candidates:
         return None
     best = min(candidates, key=lambda c: (c.seconds, c.instance.costs.chunk))

@@ -55,3 +55,10 @@ def test_the_page_shows_the_host(spilled: Plan, tmp_path: Path) -> None:
     spilled.to_html(tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "of borders on the host of gpu" in page
+
+
+def test_the_printed_plan_says_that_borders_are_in_two_tiers() -> None:
+    border = sum(tile.carry_bytes for tile in regular_stack(4096, 128, 4, width=16, state=40_000).layers)
+    text = str(plan(HostTier(3 * border, 25e9, 5e-6)))
+    assert "nested in two tiers" in text
+    assert "border recomputed" in text

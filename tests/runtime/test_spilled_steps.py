@@ -11,10 +11,13 @@ import torch
 import adjcomp
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.plan import HostTier, Plan
-from adjcomp.ir.transfers import Fetch, Offload
+from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.machine import profile_device
 from adjcomp.passes.away import ToHost, emit_away
+from adjcomp.passes.emit import emit
+from adjcomp.passes.nesting import Run, Tier, emit_nested
 from adjcomp.passes.schedule.search import build_plan
+from adjcomp.runtime import host
 from adjcomp.shorter import column_modes
 from adjcomp.stepping import Stats
 
@@ -46,6 +49,32 @@ def test_gradients_are_the_same_bits_with_and_without_spilling(family: str) -> N
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert stats.measured_peak_bytes == stats.predicted_peak_bytes
+
+
+def test_gradients_are_the_same_bits_with_borders_in_two_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a nested plan, when its deepest borders wait on the host, then each gradient is equal bit for bit, and both memories
+    take what is said: a place on the host that a border has left serves the next.
+    """
+    model, ids = fidelity.mamba2(num_hidden_layers=2), fidelity.tokens(2, 150)
+    costs = adjcomp.plan(model, None, batch_size=2, seq_len=150, chunk=16).costs
+    lean = [ColumnMode(0)] * costs.chunk_count
+    taken: list[int] = []
+    borrow = host._borrow
+    monkeypatch.setattr(host, "_borrow", lambda device, size: (taken.append(size), borrow(device, size))[1])
+    expected, _ = gradients(model, build_plan(costs, emit(costs, lean), 1 << 34, "cpu"), ids)
+    middle = [Run(4, 6), Run(6, 7), Run(7, 7), Run(6, 6), Run(4, 5), Run(5, 5), Run(4, 4)]
+    runs = [Run(9, 9), Run(8, 8), *middle, Run(0, 2), Run(2, 3), Run(3, 3), Run(2, 2), Run(0, 1), Run(1, 1), Run(0, 0)]
+    for tier in (Tier(1, False), Tier(2, False), Tier(3, True), Tier(9, True)):
+        plan = build_plan(costs, emit_nested(costs, lean, runs, tier), 1 << 34, "cpu", HOST)
+        plan.verify()
+        assert {Offload, Load, Fetch} <= {type(action) for action in plan.actions}
+        border = sum(tile.carry_bytes for tile in costs.layers)
+        assert plan.host_peak_bytes["cpu"] == min(tier.places, 3) * border
+        found, stats = gradients(model, Plan.from_json(plan.to_json()), ids)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert stats.measured_peak_bytes == stats.predicted_peak_bytes
+        assert plan.host_peak_bytes["cpu"] <= taken[-1] < 1.2 * plan.host_peak_bytes["cpu"] + 4096
 
 
 def test_the_planner_spills_where_it_may_and_the_plan_runs() -> None:

@@ -13,10 +13,11 @@ from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.modes import ColumnMode, bottom_layer
 from adjcomp.ir.plan import Share
 from adjcomp.options import Options
-from adjcomp.passes.emit import Run, emit, emit_nested
+from adjcomp.passes.emit import emit
+from adjcomp.passes.nesting import Run, emit_nested
 from adjcomp.passes.schedule import solve
 from adjcomp.passes.schedule.instance import build_instance
-from adjcomp.passes.schedule.nested import nested_minimum
+from adjcomp.passes.schedule.needs import nested_minimum
 from adjcomp.passes.simulate import simulate
 
 

@@ -8,8 +8,8 @@ replayed, in runs of one of its layers: all layers run alike, because internals 
 
 A place of theirs holds the state before a step; the state that the forward or the adjoint works on is beside them ("WORK").
 Borders of ours are all counted, the one that the chunk at work reads included. So `slots` places are `slots` + 1 borders. Where
-they have two kinds of places, ours has as many in all. Their costs of writing and reading a disk are set to zero: then they store
-as often as it helps, and need the least forward work that they can.
+they have two kinds of places, ours has as many in all, and, once more, as many of each kind: their disk is our host. Writing and
+reading a disk costs nothing there: then they store as often as it helps, and need the least forward work that they can.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from checkpoint_schedules import Reverse as Reversal
 from synthetic import regular_stack
 
 from adjcomp.ir.actions import Adjoint, Advance, Forward, Recompute
-from adjcomp.ir.plan import Plan, Share
-from adjcomp.passes.emit import emit_nested
+from adjcomp.ir.plan import HostTier, Plan, Share
+from adjcomp.passes.nesting import emit_nested
+from adjcomp.passes.schedule.away import spilled_instances
 from adjcomp.passes.schedule.instance import build_instance
-from adjcomp.passes.schedule.nested import Nesting, least_advances, least_stored
+from adjcomp.passes.schedule.needs import least_stored
+from adjcomp.passes.schedule.nested import Nesting, least_advances
 from adjcomp.passes.schedule.search import build_plan
+from adjcomp.passes.schedule.tiers import pairs_of
 
 LAYER = 2  # of the stack below, whose runs are counted
 # Few places for many chunks and many for few; the planner nests no deeper than `least_stored` (three advances over a chunk).
@@ -49,6 +52,24 @@ def our_plan(chunks: int, slots: int) -> Plan:
     nested = nesting.solve()
     assert nested is not None
     plan = build_plan(costs, emit_nested(costs, nested.modes, nested.runs), budget, "cpu")
+    plan.verify()
+    return plan
+
+
+def our_plan_in_tiers(chunks: int, places: int, slots: int) -> Plan:
+    """The same with room for `slots` + 1 borders on the device and `places` on the host."""
+    costs = regular_stack(16 * chunks, 16, 3, width=1, state=100_000)
+    border = sum(tile.carry_bytes for tile in costs.layers)
+    link = HostTier(places * border, 25e9, 5e-6)
+    resident = [build_instance(costs, Share("gpu", 0, costs.resident_bytes, costs.turn_bytes))]
+    (pair,) = pairs_of(resident, spilled_instances(resident, "gpu", link))
+    menus = [one for i in (pair.resident, pair.host.spilled) for one in (i.lean_menu, i.menus[2])]
+    budget = max(int(menu.need.max()) for menu in menus) + slots * border
+    nesting = pair.nesting(budget, pair.host.places)
+    assert nesting.stored == min(places + slots + 1, chunks)
+    nested = nesting.solve()
+    assert nested is not None
+    plan = build_plan(costs, emit_nested(costs, nested.modes, nested.runs, pair.host.tier), budget, "gpu", link)
     plan.verify()
     return plan
 
@@ -88,3 +109,18 @@ def test_the_formula_for_advances_is_their_number_of_steps(chunks: int, slots: i
     """Given any depth of nesting, then the first sweep, the advances and the runs before reversals are Revolve's steps."""
     advances = least_advances(chunks, slots + 1)
     assert chunks + advances + (chunks - 1) == their_steps(Revolve(chunks, slots))
+
+
+TIERS = [(n, disk, ram) for n in (4, 9, 10, 17, 33, 50) for disk, ram in ((1, 1), (2, 1), (1, 3), (4, 2), (8, 4))]
+
+
+@pytest.mark.parametrize(("chunks", "disk", "ram"), [(n, d, m) for n, d, m in TIERS if least_stored(n) - 1 <= d + m])
+def test_plans_in_two_tiers_never_need_more_forward_work_than_hrevolve(chunks: int, disk: int, ram: int) -> None:
+    """Given as many chunks, places on the device and on the host, then ours runs no more steps forward than H-Revolve's."""
+    ours = our_steps(our_plan_in_tiers(chunks, disk, ram))
+    theirs = {
+        "HRevolve": their_steps(HRevolve(chunks, ram, disk, wd=0, rd=0)),
+        "HRevolve at a cost": their_steps(HRevolve(chunks, ram, disk)),
+        "Multistage": their_steps(MultistageCheckpointSchedule(chunks, ram, disk)),
+    }
+    assert {name: steps for name, steps in theirs.items() if ours > steps} == {}

@@ -16,10 +16,11 @@ from adjcomp.errors import VerifyError
 from adjcomp.ir.actions import Advance, Forward
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Plan, Share
-from adjcomp.passes.emit import emit_nested
+from adjcomp.passes.nesting import emit_nested
 from adjcomp.passes.schedule.candidates import flat_minimum
 from adjcomp.passes.schedule.instance import build_instance
-from adjcomp.passes.schedule.nested import NEVER, Nesting, least_advances, least_stored, nested_minimum
+from adjcomp.passes.schedule.needs import NEVER, least_stored, nested_minimum
+from adjcomp.passes.schedule.nested import Nesting, least_advances
 from adjcomp.passes.schedule.search import build_plan
 
 
