@@ -18,6 +18,8 @@ from adjcomp.errors import CaptureError
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.ops.windowed import FEATURES
 from adjcomp.passes.carried import CARRIED_OPS
+from adjcomp.passes.cut import where
+from adjcomp.passes.summaries import CONV
 
 _ops = torch.ops.adjcomp
 RECURRENCES: dict[Any, str] = {getattr(_ops, name).default: name for name in FEATURES}
@@ -33,15 +35,15 @@ _KEPT: dict[Any, int] = {
 
 
 def check_recurrences(carried: Iterable[fx.Node], window: int) -> None:
-    """CaptureError where a model has nothing to truncate, or a recurrence whose adjoint isn't known by windows."""
-    targets = {node.target for node in carried}
-    endless = targets & {_ops.linear_attention.default, _ops.max_plus_scan.default}
+    """CaptureError where a model has nothing to truncate, or a state whose adjoint isn't known by windows."""
+    nodes = list(carried)
+    endless = [node for node in nodes if node.target not in (*RECURRENCES, CONV)]
     if endless:
         raise CaptureError(
-            f"adjoint_window={window}: {min(map(str, endless))} has no windowed adjoint (those that have one are "
+            f"adjoint_window={window}: {where(endless[0])}: {endless[0].target} has no windowed adjoint (those that have one are "
             f"{', '.join(FEATURES)}); use adjoint_window=None"
         )
-    if not targets & RECURRENCES.keys():
+    if not any(node.target in RECURRENCES for node in nodes):
         raise CaptureError(
             f"adjoint_window={window} truncates linear recurrences (adjcomp.ops: {', '.join(FEATURES)}), and this model has "
             "none; use adjoint_window=None"

@@ -33,6 +33,7 @@ from adjcomp.passes.calls import CallTensors, InputTensor, describe_call
 from adjcomp.passes.lowering import kernels_as_ops
 from adjcomp.passes.lowering_layers import layers_as_ops
 from adjcomp.passes.provenance import Provenance, refuse_modules
+from adjcomp.passes.quiet import quiet
 from adjcomp.passes.substitute import check_attributes, reassigned_buffers, substituted
 
 TIME_HINT = 1031  # a prime, so that no other size of a model is mistaken for time
@@ -88,7 +89,7 @@ def capture(
     """
     refuse_modules(model)
     call = describe_call(args, kwargs)
-    with _CAPTURE_LOCK, kernels_as_ops(), layers_as_ops():
+    with _CAPTURE_LOCK, kernels_as_ops(), layers_as_ops(), quiet():
         try:
             return _Tracer(model, call, hint or TIME_HINT, shapes or {}).run()
         except CaptureError:

@@ -26,6 +26,7 @@ CARRIED_OPS: dict[Any, CarrySpec] = {
     torch.ops.adjcomp.gated_delta_rule.default: CarrySpec("h0", 1),
     torch.ops.adjcomp.linear_attention.default: CarrySpec("h0", 1),
     torch.ops.adjcomp.max_plus_scan.default: CarrySpec("h0", 1),
+    torch.ops.adjcomp.logcumsumexp.default: CarrySpec("state", 1),
     torch.ops.adjcomp.causal_conv1d.default: CarrySpec("tail", 1),
 }
 LINEAR_CROSS_ENTROPY = torch.ops.adjcomp.linear_cross_entropy.default

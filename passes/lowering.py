@@ -20,6 +20,7 @@ import torch
 from adjcomp.errors import CaptureError
 from adjcomp.passes.lowering_delta import gated_delta_rule
 from adjcomp.passes.lowering_mamba_ssm import FUNCTIONS, causal_conv1d, chunk_scan, selective_scan
+from adjcomp.passes.lowering_scan import associative_scan
 
 Tensor = torch.Tensor
 
@@ -50,6 +51,7 @@ def _unavailable(*_args: Any, **_kwargs: Any) -> None:
     return None
 
 
+ASSOCIATIVE_SCAN = ("torch._higher_order_ops.associative_scan", "associative_scan")
 Binding = tuple[dict[str, Any], str, Callable[..., Any]]  # a module's names, one of them, and what is to stand there
 
 KERNEL_NAMES: dict[str, Callable[..., Any]] = {
@@ -75,7 +77,7 @@ KERNEL_NAMES: dict[str, Callable[..., Any]] = {
 @contextlib.contextmanager
 def kernels_as_ops() -> Iterator[None]:
     """Bind every kernel name of the loaded transformers modules, and every name of any module for a function of the kernel
-    packages, to its op; restore all of them at the end, whatever happens.
+    packages or torch's associative scan, to its op; restore all of them at the end, whatever happens.
     """
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
@@ -99,7 +101,7 @@ def _transformers_names() -> Iterator[Binding]:
 def _package_names() -> Iterator[Binding]:
     """All names under which loaded modules know a function of the kernel packages, a user's own modules among them."""
     known: dict[int, Callable[..., Any]] = {}
-    for (home, function), substitute in FUNCTIONS.items():
+    for (home, function), substitute in (*FUNCTIONS.items(), (ASSOCIATIVE_SCAN, associative_scan)):
         original = getattr(sys.modules.get(home), function, None)
         if original is not None:
             known[id(original)] = substitute

@@ -1,5 +1,5 @@
-"""Ways to look back a fixed number of steps, rewritten to `causal_conv1d`: convolutions, token shifts; and cumsum to
-`linear_scan`.
+"""Ways to look back a fixed number of steps, rewritten to `causal_conv1d`: convolutions, token shifts; cumsum to
+`linear_scan`, and logcumsumexp to the op of that name.
 
 As a carried op each keeps a short tail (or a running sum) at a chunk border instead of the whole sequence. Whatever is not
 recognised here stays as it is, and the time analysis names it.
@@ -20,6 +20,7 @@ from adjcomp.passes.timeaxis import product
 
 aten = torch.ops.aten
 SCAN = torch.ops.adjcomp.linear_scan.default
+LOG_SUM = torch.ops.adjcomp.logcumsumexp.default
 
 
 def lower_windows(graph: fx.Graph, time: Any) -> None:
@@ -116,9 +117,27 @@ def _cumsum(site: Site) -> None:
     site.replace(node, make)
 
 
+def _logcumsumexp(site: Site) -> None:
+    """A running log-sum-exp carries its last value."""
+    node = site.node
+    x: fx.Node = node.args[0]  # type: ignore[assignment]
+    dim = int(argument(node, "dim")) % node.meta["val"].ndim
+    if site.time_dim(x) != dim or x.meta["val"].is_complex():
+        return
+
+    def make() -> fx.Node:
+        moved = x if dim == 1 else site.call(aten.transpose.int, x, 1, dim)
+        y = getitem(site, site.call(LOG_SUM, moved, None))
+        y = y if y.meta["val"].dtype is x.meta["val"].dtype else site.call(aten._to_copy.default, y, dtype=x.meta["val"].dtype)
+        return y if dim == 1 else site.call(aten.transpose.int, y, 1, dim)
+
+    site.replace(node, make)
+
+
 _REWRITES: dict[Any, Callable[[Site], None]] = {
     aten.convolution.default: lower_convolution,
     aten.constant_pad_nd.default: _pad,
     aten.cat.default: _cat,
     aten.cumsum.default: _cumsum,
+    aten.logcumsumexp.default: _logcumsumexp,
 }

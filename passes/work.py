@@ -22,6 +22,7 @@ _RECURRENCES = {
     _ops.gated_delta_rule.default,
     _ops.linear_attention.default,
     _ops.max_plus_scan.default,
+    _ops.logcumsumexp.default,
 }
 _RECURRENCE_VJPS = {
     _ops.linear_scan_vjp.default,
@@ -31,6 +32,7 @@ _RECURRENCE_VJPS = {
     _ops.gated_delta_rule_vjp.default,
     _ops.linear_attention_vjp.default,
     _ops.max_plus_scan_vjp.default,
+    _ops.logcumsumexp_vjp.default,
 }
 _SUMMARIES = {
     getattr(_ops, f"{name}{suffix}").default

@@ -9,6 +9,7 @@ from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd
 from adjcomp.ops.linear_attention import linear_attention
+from adjcomp.ops.logsum import logcumsumexp
 from adjcomp.ops.loss import linear_cross_entropy
 from adjcomp.ops.max_plus import max_plus_scan
 from adjcomp.ops.norm import rms_norm
@@ -42,6 +43,7 @@ __all__ = [
     "linear_scan",
     "linear_scan_adjoint_summary",
     "linear_scan_summary",
+    "logcumsumexp",
     "max_plus_scan",
     "rms_norm",
     "selective_scan",

@@ -18,6 +18,16 @@ def linear_scan(a: Tensor, b: Tensor, h0: Tensor | None = None) -> tuple[Tensor,
     return torch.stack(out, 1), h
 
 
+def logcumsumexp(x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See `adjcomp.ops.logcumsumexp`."""
+    last = torch.full_like(x[:, 0], -torch.inf) if state is None else state[..., 0] + state[..., 1].log()
+    out = []
+    for t in range(x.shape[1]):
+        last = torch.logaddexp(last, x[:, t])
+        out.append(last)
+    return torch.stack(out, 1), torch.stack((last, torch.ones_like(last)), -1)
+
+
 def dense_scan(A: Tensor, b: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `adjcomp.ops.dense_scan`."""
     h = torch.zeros_like(b[:, 0]) if h0 is None else h0

@@ -37,6 +37,7 @@ PACKAGES = {"cpu": CPU_PACKAGE, "cuda": "adjcomp.runtime.kernels.triton"}
 COMMON = {
     "linear_attention": "adjcomp.runtime.kernels.linear_attention",
     "max_plus_scan": "adjcomp.runtime.kernels.max_plus_scan",
+    "logcumsumexp": "adjcomp.runtime.kernels.logsum",
     "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",
