@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from adjcomp.ir.costs import Tie
+from adjcomp.ir.costs import Gradient, Tie
 from adjcomp.ir.stack import InputKind, Layer, ResidualStack
 from adjcomp.passes.cost import Outside
 from adjcomp.passes.joint import Split
@@ -80,7 +80,8 @@ def input_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: Held, side_bytes: int, seq_len: int) -> Outside:
     """Bytes beside the tiles: resident during the whole step, and from the Turn on."""
     splits = tuple(splits)
-    wanted = wanted_parameters(stack, splits)
+    users = _users(stack, splits)
+    wanted = tuple(users)
     gradients = {n: gradient_bytes(held.parameters[n]) for n in wanted}
     outs = [out_bytes(o.shape, seq_len, o.axis.outer * o.axis.inner, o.dtype) for o in stack.outs]
     sums = [torch.Size(s.shape).numel() * s.dtype.itemsize for s in stack.sums]
@@ -92,21 +93,37 @@ def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: He
         resident_bytes=resident,
         turn_bytes={"gradients": sum(gradients.values()), "output cotangents": sum(outs)},
         publish_bytes=_publish_bytes(stack, held, wanted),
-        ties=_ties(stack, splits, gradients),
+        ties=_ties(users, gradients),
+        gradients=_gradients(users, held),
     )
 
 
-def _ties(stack: ResidualStack, splits: tuple[Split | None, ...], gradients: Mapping[str, int]) -> tuple[Tie, ...]:
-    """Trained parameters that several layers share, by the set of those layers."""
+def _users(stack: ResidualStack, splits: tuple[Split | None, ...]) -> dict[str, tuple[int, ...]]:
+    """The parameters that the VJPs make gradients for, each with the layers that have it."""
     users: dict[str, dict[int, None]] = {}
     for k, layer in enumerate(stack.layers):
         for name in _layer_wanted(stack, splits, layer):
             users.setdefault(name, {})[k] = None
+    return {name: tuple(layers) for name, layers in users.items()}
+
+
+def _ties(users: Mapping[str, tuple[int, ...]], gradients: Mapping[str, int]) -> tuple[Tie, ...]:
+    """Trained parameters that several layers share, by the set of those layers."""
     sizes: dict[tuple[int, ...], int] = {}
     for name, size in gradients.items():
         if len(users[name]) > 1:
-            sizes[tuple(users[name])] = sizes.get(tuple(users[name]), 0) + size
+            sizes[users[name]] = sizes.get(users[name], 0) + size
     return tuple(Tie(layers, size) for layers, size in sorted(sizes.items()))
+
+
+def _gradients(users: Mapping[str, tuple[int, ...]], held: Held) -> tuple[Gradient, ...]:
+    """All gradients, those of the same layers together."""
+    sizes: dict[tuple[int, ...], tuple[int, int]] = {}
+    for name, layers in users.items():
+        parameter = held.parameters[name]
+        made, published = sizes.get(layers, (0, 0))
+        sizes[layers] = made + gradient_bytes(parameter), published + parameter.numel() * parameter.element_size()
+    return tuple(Gradient(layers, *both) for layers, both in sorted(sizes.items()))
 
 
 def gradient_bytes(parameter: torch.Tensor) -> int:
@@ -121,7 +138,7 @@ def out_bytes(shape: tuple[int | None, ...], seq_len: int, factor: int, dtype: t
 
 def wanted_parameters(stack: ResidualStack, splits: tuple[Split | None, ...]) -> tuple[str, ...]:
     """Names of the parameters that the VJPs make gradients for."""
-    return tuple(dict.fromkeys(name for layer in stack.layers for name in _layer_wanted(stack, splits, layer)))
+    return tuple(_users(stack, splits))
 
 
 def _layer_wanted(stack: ResidualStack, splits: tuple[Split | None, ...], layer: Layer) -> Iterator[str]:

@@ -25,6 +25,7 @@ from adjcomp.passes.joinable import NotJoinable
 from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import Search, solve_forms
+from adjcomp.passes.simulate import simulate
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.cuda_graphs import LIBRARY_BYTES, can_record
 from adjcomp.units import parse_bytes
@@ -48,6 +49,7 @@ class PlanRequest:
     saved: Plan | None = None  # a plan to run instead of making one
     recording: RecordingPolicy | None = None  # `make_executable` chooses it by the options
     long_candidates: Sequence[int] = ()  # further chunk lengths, for ranges of time that are joined by summaries
+    by_layer: bool = True  # whether gradients come and go layer by layer; with other ranks all are there from the Turn on
 
 
 def make_executable(request: PlanRequest) -> Executable:
@@ -109,6 +111,7 @@ def _saved_executable(request: PlanRequest, plan: Plan, recording: RecordingPoli
     if plan.costs.seq_len != request.seq_len:
         raise ValueError(f"the saved plan is for {plan.costs.seq_len} tokens and the call has {request.seq_len}: plan again")
     _check_variant(plan, request.captured.stack.variant)
+    plan = plan if request.by_layer or not plan.costs.gradients else _with_all_gradients(plan)
     policy = KeepPolicy(plan.costs.keeps)
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
@@ -132,6 +135,17 @@ def _saved_executable(request: PlanRequest, plan: Plan, recording: RecordingPoli
     recorded = model.recorded(plan.chunk)
     recorded = recorded if recorded is not None and recorded.total_bytes <= counted else None
     return Executable(request.captured.stack, plan, *programs, recorded, model.join_programs(plan.chunk))
+
+
+def _with_all_gradients(plan: Plan) -> Plan:
+    """A saved plan for one device where all gradients are there from the Turn on. ValueError where that is too much for it."""
+    costs = replace(plan.costs, gradients=())
+    totals = simulate(costs, plan.shares, plan.actions)
+    certificate = replace(plan.certificate, peak_bytes=totals.peak_bytes, bytes_by_kind=totals.bytes_by_kind)
+    over = [share.name for share in plan.shares if totals.peak_bytes[share.name] > share.budget_bytes]
+    if over:
+        raise ValueError("the saved plan counts on gradients that come layer by layer; under a mesh all are there at once")
+    return replace(plan, costs=costs, certificate=certificate)
 
 
 def _check_variant(plan: Plan, variant: Variant) -> None:
@@ -254,6 +268,7 @@ def own_device(held: Held) -> Device:
 def _cost_model(request: PlanRequest, policy: KeepPolicy, device: Device) -> CostModel:
     splits = request.captured.splits(policy)
     outside = outside_costs(request.captured.stack, splits, request.held, request.side_bytes, request.seq_len)
+    outside = outside if request.by_layer else replace(outside, gradients=())
     rates = device_rates(device)
     model = CostModel(request.captured.stack, splits, request.seq_len, outside, rates, policy, recording=request.recording)
     return calibrated(model, request.held, request.options)

@@ -174,6 +174,7 @@ class Session:
             options,
             self.saved_plan,
             long_candidates=long,
+            by_layer=self.spread is None,
         )
 
     def _key(self, request: PlanRequest, found: Understood) -> tuple[Any, ...]:

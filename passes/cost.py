@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from adjcomp.ir.costs import JoinCost, StackCosts, Tie, TileCost
+from adjcomp.ir.costs import Gradient, JoinCost, StackCosts, Tie, TileCost
 from adjcomp.ir.joining import JoinPrograms
 from adjcomp.ir.program import Program, TilePrograms, Work
 from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
@@ -90,6 +90,7 @@ class Outside:
     turn_bytes: Mapping[str, int]
     publish_bytes: tuple[int, ...]
     ties: tuple[Tie, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class CostModel:
             adjoint_window=self.stack.variant.adjoint_window,
             shares_cotangent=self._shares_cotangent(),
             shared_sides=self._shared_sides(),
+            gradients=() if self._shares_cotangent() else self.outside.gradients,
             joins=self._joins(chunk) if math.ceil(self.seq_len / chunk) >= FEWEST_RANGES else (),
         )
 

@@ -54,8 +54,18 @@ def whole_step(costs: StackCosts, start: Sequence[Action], columns: Sequence[tup
     actions.append(Turn(0, costs.head))
     for chunk in range(len(columns) - 1, -1, -1):
         actions.extend(columns[chunk][1].at(chunk))
+    if costs.gradients and len(columns) == 1:
+        return tuple(published_at_once(costs, actions))
     actions.extend(publications(costs))
     return tuple(actions)
+
+
+def published_at_once(costs: StackCosts, actions: Sequence[Action]) -> Iterator[Action]:
+    """`actions`, with the gradients of each layer handed out right after its VJP of chunk 0, the last one of a layer."""
+    for action in actions:
+        yield action
+        if isinstance(action, Adjoint | HeadVjp) and action.chunk == 0:
+            yield Publish(costs.head if isinstance(action, HeadVjp) else action.layer)
 
 
 def check_modes(costs: StackCosts, modes: Sequence[ColumnMode]) -> None:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from adjcomp.ir.actions import Action, Turn
+from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.forks import Fork, Join
 from adjcomp.ir.kinds import KIND_NAMES, by_kind
-from adjcomp.ir.plan import Share, total
+from adjcomp.ir.plan import Share
 from adjcomp.ir.values import Kind
 from adjcomp.passes.away import HostTimes
+from adjcomp.passes.beside import Beside
 from adjcomp.passes.lanes import Lanes
 from adjcomp.passes.recipes import Recipes
 
@@ -38,25 +39,27 @@ def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Actio
     peaks, kinds = {}, {}
     seconds: list[float] = []
     for share, mine in zip(shares, own, strict=True):
-        peaks[share.name], kinds[share.name] = _device_peak(recipes, share, mine, seconds)
+        beside = Beside(costs, share, alone=len(shares) == 1)
+        peaks[share.name], kinds[share.name] = _device_peak(recipes, share, mine, seconds, beside)
     if len(shares) == 1 and shares[0].host is not None:
         timed = HostTimes(costs, shares[0].host).run(actions)
         return Totals(peaks, kinds, timed.now, {shares[0].name: timed.peak})
     return Totals(peaks, kinds, math.fsum(seconds))
 
 
-def _device_peak(recipes: Recipes, share: Share, actions: Sequence[Action], seconds: list[float]) -> tuple[int, dict[str, int]]:
+def _device_peak(
+    recipes: Recipes, share: Share, actions: Sequence[Action], seconds: list[float], beside: Beside
+) -> tuple[int, dict[str, int]]:
     """Peak bytes of one device and their kinds at the first action that reaches it; appends the seconds of each action."""
     live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
-    fixed, held, turned = total(share.resident_bytes), 0, False
-    peak = fixed  # of a device without work
-    best: tuple[dict[Kind, int], bool, int] = (dict(live), False, 0)
+    held = 0
+    peak = beside.size  # of a device without work
+    best: tuple[dict[Kind, int], dict[str, int], int] = (dict(live), {}, 0)
     lanes: Lanes | None = None  # between a Fork and its Join
     at_fork: tuple[int, dict[Kind, int]] = (0, {})
     for action in actions:
-        if type(action) is Turn:
-            turned, fixed = True, fixed + total(share.turn_bytes)
-        elif type(action) is Fork:
+        beside.before(action)
+        if type(action) is Fork:
             lanes, at_fork = Lanes(recipes), (held, dict(live))
         elif type(action) is Join:
             lanes = None
@@ -70,12 +73,13 @@ def _device_peak(recipes: Recipes, share: Share, actions: Sequence[Action], seco
         else:
             lanes.add(action)
             (base, below), extra = at_fork, lanes.extra_bytes
-        if fixed + base + extra > peak:
-            peak, best = fixed + base + extra, (dict(below), turned, extra)
+        if beside.size + base + extra > peak:
+            peak, best = beside.size + base + extra, (dict(below), dict(beside.turned), extra)
         for kind, size in recipe.made:
             live[kind] += size
         for kind, size in gone:
             live[kind] -= size
         held += change
+        beside.after(action)
         seconds.append(recipe.seconds)
-    return peak, by_kind(share.resident_bytes, share.turn_bytes if best[1] else {}, best[0], best[2])
+    return peak, by_kind(share.resident_bytes, best[1], best[0], best[2])

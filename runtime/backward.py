@@ -18,8 +18,10 @@ class Backward:
     plain autograd.
     """
 
-    def __init__(self, tiles: Tiles, outputs: StepOutputs, given: Cotangents, layers: frozenset[int]) -> None:
-        """`layers`: those whose VJPs run here."""
+    def __init__(
+        self, tiles: Tiles, outputs: StepOutputs, given: Cotangents, layers: frozenset[int], *, by_layer: bool = False
+    ) -> None:
+        """`layers`: those whose VJPs run here. by_layer: whether gradients come with the first VJP that adds to them."""
         self.tiles = tiles
         self.layers = layers
         self.stack = tiles.executable.stack
@@ -28,21 +30,34 @@ class Backward:
         self.parameters: dict[str, Tensor] = {}
         self.sides: dict[int, Tensor] = {}
         self.initial: dict[int, Tensor] = {}
+        self.by_layer = by_layer
         self.norms = AdjointNorms()
         self.active_top = max((k for k, layer in enumerate(self.stack.layers) if self._reached(layer)), default=-1)
+        self.unpublished = self._users() if by_layer else {}
 
     def _reached(self, layer: Layer) -> bool:
         given = [*(self.given.sums[i] for i in layer.sums), *(self.given.outs[i] for i in layer.outs)]
         given += [self.given.finals[c.final] for c in layer.carries if c.final is not None]
         return any(cotangent is not None for cotangent in given)
 
+    def _users(self) -> dict[str, set[int]]:
+        """Parameters by name, with the layers that make gradients for them and aren't published yet."""
+        users: dict[str, set[int]] = {}
+        for k in range(self.active_top + 1):
+            layer, template = self.tiles.layer(k)
+            entries = [template.inputs[i] for i in self.tiles.executable.tile(k, 0).gradients]
+            for entry in entries if k in self.layers else ():
+                if entry.kind is InputKind.PARAMETER:
+                    users.setdefault(layer.parameters[entry.index], set()).add(k)
+        return users
+
     def start(self, first: int, last_layer: int) -> None:
-        """Make the accumulators of everything that wants a gradient, and the last adjoint states of some layers."""
+        """Make the last adjoint states of some layers and, unless they come by layer, all accumulators."""
         last = self.tiles.executable.plan.costs.chunk_count - 1
         for k in range(len(self.stack.layers)):
             layer, template = self.tiles.layer(k)
             programs = self.tiles.executable.tile(k, last)
-            if k <= self.active_top and k in self.layers:
+            if k <= self.active_top and k in self.layers and not self.by_layer:
                 self._make_accumulators(layer, template, programs)
             if first <= k <= last_layer and programs.vjp is not None and any(_takes_adjoint(template)):
                 self.tiles.values[adjoint(k, last)] = self._last_adjoint(layer, template)
@@ -79,10 +94,12 @@ class Backward:
         if k > self.active_top:
             self._skip(k, chunk)
             return
-        layer, _ = self.tiles.layer(k)
+        layer, template = self.tiles.layer(k)
         programs = self.tiles.executable.tile(k, chunk)
         if programs.vjp is None:
             raise RuntimeError(f"layer {layer.name} has no VJP, but the plan asks for one")
+        if self.by_layer:
+            self._make_accumulators(layer, template, programs)
         values = self.tiles.values
         arguments = self.tiles.arguments(k, chunk, programs.reads)
         arguments += [present(values[stream(k, chunk)][0]) for _ in programs.reads_outputs]
@@ -91,6 +108,18 @@ class Backward:
         gradients = self.accumulators(k, chunk, self.tiles.span(chunk))
         results = self.tiles.run(k, programs.vjp, arguments, programs.reads, gradients)
         self._store(k, chunk, results, programs)
+
+    def publish(self, k: int) -> None:
+        """Give gradients to which layer `k` was the last to add the dtype of their parameters, where they come by layer."""
+        for name, layers in list(self.unpublished.items()):
+            layers.discard(k)
+            if layers:
+                continue
+            del self.unpublished[name]
+            made = self.parameters[name].to(self.tiles.inputs.state[name].dtype)
+            if made is not self.parameters[name]:
+                self.tiles.tracker.track(made)
+            self.parameters[name] = made
 
     def accumulators(self, k: int, chunk: int, span: tuple[int, int]) -> list[Tensor | None]:
         """By gradient number: where the gradient of a parameter, or of some steps of a side, is added; None for streams and

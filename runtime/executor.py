@@ -107,7 +107,9 @@ class Step:
         return nullcontext() if self.exchange is None else self.exchange.guard()
 
     def _reversed(self, given: Cotangents) -> StepGradients:
-        reverse = self.reverse = Backward(self.tiles, self.outputs, given, reversed_layers(self.actions, self.executable))
+        layers = reversed_layers(self.actions, self.executable)
+        by_layer = self.exchange is None and bool(self.executable.plan.costs.gradients)
+        reverse = self.reverse = Backward(self.tiles, self.outputs, given, layers, by_layer=by_layer)
         if self.exchange is not None:
             self.exchange.active_top = reverse.active_top
         for action in self.actions[self.turn :]:
@@ -151,8 +153,10 @@ class Step:
                 self.streams.join()
             case RangeAction():
                 self._range(action)
-            case Publish() | Free():
-                pass  # gradients leave together, as the result of the bridge to autograd
+            case Publish(layer=layer):
+                self._reverse().publish(layer)  # gradients leave together, as the result of the bridge to autograd
+            case Free():
+                pass
             case Send() | Receive() | Sum() | SumTied():
                 self._between(action)
             case Offload() | Fetch() | Load():

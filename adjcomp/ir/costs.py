@@ -74,11 +74,21 @@ class Tie:
 
 
 @dataclass(frozen=True)
+class Gradient:
+    """Gradients that come and go together: of the parameters that one layer has alone, or that the same layers share."""
+
+    layers: tuple[int, ...]  # whose VJPs add to them, lowest first
+    accumulator_bytes: int  # from the first VJP of one of the layers to the last publication
+    published_bytes: int  # from then on, in the dtype of the parameters
+
+
+@dataclass(frozen=True)
 class StackCosts:
     """Costs of a whole stack cut into chunks of one length, and what is live outside of the tiles.
 
     `resident_bytes` is live during the whole step, by kind ("parameters", "buffers", "inputs", "optimizer", "outputs", …);
-    `turn_bytes` is allocated when the backward starts and stays until its end, by kind ("gradients", "output cotangents").
+    `turn_bytes` is allocated when the backward starts and stays until its end, by kind ("gradients", "output cotangents");
+    where `gradients` are known, those of a plan for one device come with the first VJP and change with the last publication.
     `publish_bytes[k]` is the extra peak of handing layer k's gradients to autograd (a cast to the parameter's dtype).
     """
 
@@ -97,6 +107,7 @@ class StackCosts:
     shares_cotangent: bool = False  # residual coupling: every layer's VJP reads g[K,c], the one that the head makes
     shared_sides: tuple[tuple[int, ...], ...] = ()  # sets of layers that add to the gradient of one side input
     joins: tuple[JoinCost, ...] = ()  # by layer; none where ranges of time can't be joined by summaries
+    gradients: tuple[Gradient, ...] = ()  # all that are wanted, for plans of one device; none: they are all there from the Turn
 
     def tile(self, layer: int, chunk: int) -> TileCost:
         """The cost of tile (layer, chunk)."""

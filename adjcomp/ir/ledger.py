@@ -119,5 +119,7 @@ class Ledger:
 
     def _apart(self, tie: Tie) -> bool:
         """Whether some of the layers that share parameters are on devices that don't have the others."""
+        if len(self.turned) == 1:
+            return False
         holders = [self.holders.get(layer, set()) for layer in tie.layers]
         return any(other != holders[0] for other in holders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from adjcomp.ir.accumulators import Accumulators
 from adjcomp.ir.actions import Action, Adjoint, Advance, Forward, Free, HeadVjp, Loss, Publish, Recompute, Start, Turn
 from adjcomp.ir.borders import BEFORE_TURN, Borders
 from adjcomp.ir.clock import Clock, WaitError
@@ -35,6 +36,7 @@ class Replay:
         self.ledger = Ledger(plan.costs, len(plan.shares))
         self.borders = Borders(plan.costs)
         self.sums = Sums()
+        self.gradients = [Accumulators(plan.costs, share, alone=len(plan.shares) == 1) for share in plan.shares]
         self.host = HostMemory([share.host for share in plan.shares])
         timed = plan.wiring is not None or self.host.exists
         self.clock = Clock(plan.wiring, self.host.tiers, [0.0 for _ in devices]) if timed else None
@@ -53,13 +55,15 @@ class Replay:
                 self._run(action, 0, initial_rule(self.costs, Kind.CARRY, first, last, -1))
             case Turn(first=first, last=last):
                 self.ledger.turn(action.device, first, last)
-                self.fixed[action.device] += sum(self.shares[action.device].turn_bytes.values())
+                self.gradients[action.device].check()
+                self.fixed[action.device] += sum(self.gradients[action.device].turn.values())
                 self._run(action, 0, initial_rule(self.costs, Kind.ADJOINT, first, last, self.costs.chunk_count - 1))
             case RangeAction():
                 self._range(action)
             case Publish(layer=layer):
                 self._publish(action.device, layer)
                 self._run(action, 0, Rule((), (), (), self.costs.publish_bytes[layer], 0.0))
+                self.fixed[action.device] += self.gradients[action.device].published(layer)
             case Forward(layer=layer, chunk=chunk, keep=keep) | Recompute(layer=layer, chunk=chunk, keep=keep):
                 self._tile(action, layer, chunk, keep)
             case Loss(chunk=chunk, keep=keep):
@@ -114,6 +118,7 @@ class Replay:
         """The VJP of a tile."""
         self.sums.check_open(action.device, layer)
         self.borders.check_cotangent(layer, chunk)
+        self.fixed[action.device] += self.gradients[action.device].reversed(layer)
         self._tile(action, layer, chunk, True)
         self.borders.made(action.device, layer, chunk)
 
@@ -294,5 +299,5 @@ class Replay:
             raise BrokenRule(f"needs {peak} bytes on {share.name}, {over} over its budget of {share.budget_bytes}")
         if peak > self.peak[device]:
             self.peak[device] = peak
-            turn = share.turn_bytes if self.ledger.turned[device] else {}
+            turn = self.gradients[device].turn if self.ledger.turned[device] else {}
             self.peak_kinds[device] = by_kind(share.resident_bytes, turn, held, extra)

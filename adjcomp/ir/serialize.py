@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from adjcomp.ir.actions import Action, own_fields
-from adjcomp.ir.costs import JoinCost, StackCosts, Tie, TileCost
+from adjcomp.ir.costs import Gradient, JoinCost, StackCosts, Tie, TileCost
 from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status, Wiring
 from adjcomp.ir.transfers import ACTIONS
 from adjcomp.ir.values import Value, parse_value
@@ -119,5 +119,6 @@ def _costs(data: dict[str, Any]) -> StackCosts:
     ties = tuple(Tie(tuple(tie["layers"]), tie["gradient_bytes"]) for tie in data["ties"])
     sides = tuple(tuple(layers) for layers in data["shared_sides"])
     joins = tuple(JoinCost(**row) for row in data.get("joins", ()))
+    gradients = tuple(Gradient(**{**row, "layers": tuple(row["layers"])}) for row in data.get("gradients", ()))
     found = {**data, **tables, "publish_bytes": tuple(data["publish_bytes"]), "ties": ties, "shared_sides": sides, "joins": joins}
-    return StackCosts(**found)
+    return StackCosts(**{**found, "gradients": gradients})

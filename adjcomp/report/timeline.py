@@ -56,12 +56,12 @@ def timelines(plan: Plan) -> tuple[list[Moment], ...]:
         sizes = [0] * len(SERIES)
         for kind, size in machine.held[device].items():
             sizes[_PLACE[kind]] += size
-        before = machine.bytes[device]
+        before, fixed = machine.bytes[device], machine.fixed[device]
         try:
             machine.step(action)
         except BrokenRule as broken:
             raise VerifyError(f"this plan can't run: {broken}; plan.verify() shows where") from None
-        sizes[0] = machine.fixed[device]
+        sizes[0] = max(fixed, machine.fixed[device])  # a publication ends with less than it began with
         beside = machine.section.extra_bytes if machine.section is not None else 0
         sizes[-1] = max(_workspace(plan.costs, action), machine.bytes[device] - before, beside)
         seconds = action.seconds(plan.costs) / plan.shares[device].speed

@@ -199,7 +199,7 @@ def _problems(
     lengths = sorted({min(int(length), seq_len) for length in candidates})
     if not lengths or lengths[0] < 1:
         raise ValueError(f"chunk lengths must be positive and there must be one; got {list(candidates)}")
-    return [Problem(costs(length), residency, sites, wiring_of(machine)) for length in lengths]
+    return [Problem(replace(costs(length), gradients=()), residency, sites, wiring_of(machine)) for length in lengths]
 
 
 def _model(problem: Problem, placement: str, shape: tuple[int, int]) -> _Option | None:

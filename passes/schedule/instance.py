@@ -77,7 +77,12 @@ class Instance:
 
     @property
     def fixed_bytes(self) -> int:
-        """The peak of the publications, when no border is left: a floor that no choice lowers."""
+        """The peak of the publications, when no border is left: a floor that no choice lowers. Where layers are published as the
+        backward of the only chunk goes, options know better.
+        """
+        missing = self.menus[2].column.gradients
+        if missing is not None and missing.publishing:
+            return self.resident_bytes
         return self.backward_bytes - self.reserved_bytes + max(self.costs.publish_bytes, default=0)
 
     @cached_property

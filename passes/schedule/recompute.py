@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from adjcomp.passes.schedule.column import Bools, Column, Ints, Ticks
+from adjcomp.passes.schedule.column import Bools, Column, Ints, Ticks, least_missing
 
 STATE_LIMIT = 384  # states of the dynamic program; more are thinned out for plans and merged for bounds
 
@@ -49,7 +49,8 @@ def pass_table(column: Column, tick: float, *, optimistic: bool = False, limit: 
     states at least as good as each of them, so that no real choice is better than the table: that is what bounds use.
     """
     ticks = Ticks(column, tick)
-    states = _States(np.zeros(1, bool), *(np.zeros(1, np.int64) for _ in range(4)))
+    nothing = np.zeros(1, np.int64)
+    states = _States(np.zeros(1, bool), nothing, nothing, nothing, nothing - least_missing(column))
     ends: list[tuple[int, Ints, Ints]] = []
     history: list[tuple[Ints, Bools]] = []
     complete = True
@@ -57,7 +58,7 @@ def pass_table(column: Column, tick: float, *, optimistic: bool = False, limit: 
         if layer >= column.bottom:
             # The top tile of a pass keeps its internals, because its adjoint comes next.
             kept = _keep_internals(column, ticks, states, layer)
-            ends.append((layer, np.maximum(_base(column, layer) + kept.up, kept.down), kept.ticks))
+            ends.append((layer, np.maximum(_base(column, layer) - _missing(column, layer) + kept.up, kept.down), kept.ticks))
         if layer < column.head:
             wider, parents, again = _extend(column, ticks, states, layer)
             index = _pareto(wider)
@@ -72,8 +73,9 @@ def _noted(column: Column, states: _States) -> tuple[Ints, Ints]:
     head = column.tiles[column.head]
     beside = head.keep_bytes - (0 if head.reads_carry else column.border_in[column.head])
     live = states.live + beside + (_carried(column, states, column.head) if head.reads_input else 0)
-    base = _base(column, column.head)
-    return np.maximum(base + np.maximum(states.up + beside, live + head.adjoint_workspace_bytes), states.down), states.ticks
+    vjp = _vjp_peak(column, column.head, live + head.adjoint_workspace_bytes, states.live)
+    before = _base(column, column.head) - _missing(column, column.head) + states.up + beside
+    return np.maximum(np.maximum(before, vjp), states.down), states.ticks
 
 
 def _base(column: Column, layer: int) -> int:
@@ -82,6 +84,26 @@ def _base(column: Column, layer: int) -> int:
     below, above = slice(layer + 1), slice(layer + 1, None)
     adjoints = sum(column.adjoint_in[below]) + sum(column.adjoint_out[above])
     return sum(column.border_in[below]) + adjoints + (tile.cotangent_bytes if layer < column.head else 0)
+
+
+def _missing(column: Column, layer: int) -> int:
+    """Bytes of accumulators that aren't there just before the VJP of `layer`."""
+    return 0 if column.gradients is None else column.gradients.before[layer]
+
+
+def _vjp_peak(column: Column, layer: int, running: Ints, below: Ints) -> Ints:
+    """Peak of the VJP of `layer`, which needs `running` bytes over the base; and of a publication right after it, when the pass
+    has left `below`.
+    """
+    base, missing = _base(column, layer), column.gradients
+    if missing is None:
+        return base + running
+    peak = base - missing.during[layer] + running
+    if not missing.publishing:
+        return peak
+    passed = column.tiles[layer - 1].cotangent_bytes if layer > 0 and column.tiles[layer].passes_cotangent else 0
+    after = sum(column.border_in[:layer]) + sum(column.adjoint_in[:layer]) + sum(column.adjoint_out[layer:]) + passed
+    return np.maximum(peak, after - missing.publishing[layer] + below)
 
 
 def _extend(column: Column, ticks: Ticks, states: _States, layer: int) -> tuple[_States, Ints, Bools]:
@@ -111,7 +133,7 @@ def _keep_internals(column: Column, ticks: Ticks, states: _States, layer: int) -
         live,
         states.ticks + ticks.keep[layer],
         np.maximum(states.up, states.live + carried + tile.keep_workspace_bytes),
-        np.maximum(states.down, _base(column, layer) + live + tile.adjoint_workspace_bytes),
+        np.maximum(states.down, _vjp_peak(column, layer, live + tile.adjoint_workspace_bytes, states.live)),
     )
 
 
@@ -120,10 +142,10 @@ def _keep_input(column: Column, ticks: Ticks, states: _States, layer: int) -> _S
     tile = column.tiles[layer]
     carried = _carried(column, states, layer)
     live = states.live + carried
-    second = _base(column, layer) + live
-    vjp = second + tile.keep_bytes + (tile.stream_bytes if tile.reads_output else 0)
-    vjp = vjp - (0 if tile.reads_carry else column.border_in[layer]) - (0 if tile.reads_input else carried)
-    down = np.maximum(second + tile.keep_workspace_bytes, vjp + tile.adjoint_workspace_bytes)
+    second = _base(column, layer) - _missing(column, layer) + live + tile.keep_workspace_bytes
+    beside = live + tile.keep_bytes + (tile.stream_bytes if tile.reads_output else 0)
+    beside = beside - (0 if tile.reads_carry else column.border_in[layer]) - (0 if tile.reads_input else carried)
+    down = np.maximum(second, _vjp_peak(column, layer, beside + tile.adjoint_workspace_bytes, states.live))
     return _States(
         np.zeros(len(live), bool),
         live,

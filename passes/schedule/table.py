@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adjcomp.ir.modes import ColumnMode
-from adjcomp.passes.schedule.column import Bools, Column, Ints, Ticks
+from adjcomp.passes.schedule.column import Bools, Column, Ints, Ticks, least_missing
 from adjcomp.passes.schedule.recompute import PassTable
 
 
@@ -74,10 +74,11 @@ def column_options(column: Column, tick: float, passes: PassTable, *, noting: bo
     """Every option of `column`: how many tiles it holds, and a pass for those below; `noting`: or only the head's internals."""
     ticks = Ticks(column, tick)
     nothing = np.zeros(1, np.int64)
+    floor = nothing - least_missing(column)
     ends = [
         *((column.head - top, False, peak, time) for top, peak, time in passes.ends),
         *([(0, True, *passes.noted)] if noting and _can_note(column) else []),
-        (column.head + 1 - column.bottom, False, nothing, nothing),
+        (column.head + 1 - column.bottom, False, floor, nothing),
     ]
     parts = [_held(column, ticks, held, noted) for held, noted, _, _ in ends]
     sizes = [len(peak) for *_, peak, _ in ends]
@@ -121,13 +122,15 @@ def _held(column: Column, ticks: Ticks, held: int, noted: bool) -> _Held:
         spent += ticks.keep[k] if kept[k] else ticks.forward[k]
     left = live - sum(column.border_out)
     live = left + sum(column.adjoint_in)
-    backward = live
+    missing = column.gradients
+    backward = live - (missing.before[head] if missing else 0)
     for k in range(head, first - 1, -1):
         tile = tiles[k]
-        backward = max(backward, live + tile.adjoint_workspace_bytes)
+        backward = max(backward, live + tile.adjoint_workspace_bytes - (missing.during[k] if missing else 0))
         live += tiles[k - 1].cotangent_bytes if k > 0 and tile.passes_cotangent else 0
         live += column.adjoint_out[k] - column.adjoint_in[k] - tile.keep_bytes - tile.cotangent_bytes * (k < head)
         live -= column.border_in[k] if keeps_border[k] else 0
         live -= tile.stream_bytes if keeps_output[k] else 0
         live -= tiles[k - 1].stream_bytes if keeps_input[k] and not keeps_output[k - 1] else 0
+        backward = max(backward, live - missing.publishing[k]) if missing and missing.publishing else backward
     return _Held(left, peak, backward, spent + ticks.adjoint)

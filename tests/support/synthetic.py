@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from adjcomp.ir.costs import JoinCost, StackCosts, TileCost
+from adjcomp.ir.costs import Gradient, JoinCost, StackCosts, Tie, TileCost
+from adjcomp.ir.modes import bottom_layer
 from adjcomp.ir.residency import Item, Residency
 from adjcomp.machine import GIB, Machine, parse_machine
 
@@ -140,6 +141,23 @@ def random_stack(seed: int, *, layers: int, chunks: int) -> StackCosts:
         turn_bytes={"gradients": rng.randint(0, 40)},
         publish_bytes=tuple(rng.randint(0, 3) for _ in range(layers + 2)),
     )
+
+
+def with_gradients(costs: StackCosts, seed: int, most: int = 30) -> StackCosts:
+    """`costs` with arbitrary gradients by layer, some of them shared by several layers."""
+    rng, bottom = random.Random(seed), bottom_layer(costs)
+    layers = range(bottom, costs.head + 1)
+
+    def gradient(*who: int) -> Gradient:
+        published = rng.randint(0, most)
+        return Gradient(who, rng.choice([published, 2 * published]), published)
+
+    found = [gradient(k) for k in layers if rng.random() < 0.9]
+    if len(layers) > 1 and rng.random() < 0.5:
+        found.append(gradient(*sorted(rng.sample(layers, rng.randint(2, len(layers))))))
+    turn = {**costs.turn_bytes, "gradients": sum(g.accumulator_bytes for g in found)}
+    ties = tuple(Tie(g.layers, g.accumulator_bytes) for g in found if len(g.layers) > 1)
+    return replace(costs, gradients=tuple(found), turn_bytes=turn, ties=ties)
 
 
 def hybrid_stack() -> StackCosts:
