@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from adjcomp.ir.costs import Gradient, Tie
+from adjcomp.ir.residency import GRADIENTS, KEYS, KEYS_SENT
 from adjcomp.ir.stack import InputKind, Layer, ResidualStack
 from adjcomp.passes.cost import Outside
 from adjcomp.passes.joint import Split
@@ -89,9 +90,13 @@ def outside_costs(stack: ResidualStack, splits: Iterable[Split | None], held: He
     finals = [torch.Size(c.shape).numel() * c.dtype.itemsize for c in left]
     resident = {**held.resident_bytes(), "outputs": sum(outs) + sum(sums) + sum(finals)}
     resident["inputs"] += side_bytes
+    turn = {GRADIENTS: sum(gradients.values()), "output cotangents": sum(outs)}
+    if any(layer.stores for layer in stack.layers):
+        sizes = [store_bytes(layer, splits[layer.template] is not None, seq_len) for layer in stack.layers]
+        resident[KEYS], turn[KEYS_SENT] = (sum(size) for size in zip(*sizes, strict=True))
     return Outside(
         resident_bytes=resident,
-        turn_bytes={"gradients": sum(gradients.values()), "output cotangents": sum(outs)},
+        turn_bytes=turn,
         publish_bytes=_publish_bytes(stack, held, wanted),
         ties=_ties(users, gradients),
         gradients=_gradients(users, held),
@@ -124,6 +129,13 @@ def _gradients(users: Mapping[str, tuple[int, ...]], held: Held) -> tuple[Gradie
         made, published = sizes.get(layers, (0, 0))
         sizes[layers] = made + gradient_bytes(parameter), published + parameter.numel() * parameter.element_size()
     return tuple(Gradient(layers, *both) for layers, both in sorted(sizes.items()))
+
+
+def store_bytes(layer: Layer, has_vjp: bool, seq_len: int) -> tuple[int, int]:
+    """Bytes of the keys and values that a layer keeps over the sequence, and of the cotangents that come back to them."""
+    sizes = [(info, torch.Size(info.shape(seq_len)).numel()) for info in layer.stores]
+    kept = sum(count * info.dtype.itemsize for info, count in sizes)
+    return kept, sum(count * accumulation_dtype(info.dtype).itemsize for info, count in sizes if has_vjp and info.wanted)
 
 
 def gradient_bytes(parameter: torch.Tensor) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from adjcomp.budget import SHARDS, Held, gradient_bytes, input_bytes, out_bytes, wanted_parameters
-from adjcomp.ir.residency import GRADIENTS, Item, Residency
+from adjcomp.budget import SHARDS, Held, gradient_bytes, input_bytes, out_bytes, store_bytes, wanted_parameters
+from adjcomp.ir.residency import GRADIENTS, KEYS, KEYS_SENT, Item, Residency
 from adjcomp.ir.stack import Layer, ResidualStack
 from adjcomp.passes.joint import Split
 
@@ -29,7 +29,8 @@ def layer_residency(
     everywhere = tuple(_everywhere(stack, held, optimizer, side_bytes))
     layers = []
     for layer in stack.layers:
-        own = (*_parameters(layer, held, optimizer, wanted), *_outputs(stack, layer, seq_len))
+        stores = _stores(layer, splits[layer.template] is not None, seq_len)
+        own = (*_parameters(layer, held, optimizer, wanted), *_outputs(stack, layer, seq_len), *stores)
         layers.append((*everywhere, *own))
     return Residency(tuple(layers))
 
@@ -75,6 +76,14 @@ def _outputs(stack: ResidualStack, layer: Layer, seq_len: int) -> Iterator[Item]
         size = out_bytes(info.shape, seq_len, info.axis.outer * info.axis.inner, info.dtype)
         yield Item(f"output {index}", "outputs", size, False)
         yield Item(f"output {index}", "output cotangents", size, True)
+
+
+def _stores(layer: Layer, has_vjp: bool, seq_len: int) -> Iterator[Item]:
+    """Keys and values of attention, and what comes back to them."""
+    if layer.stores:
+        kept, sent = store_bytes(layer, has_vjp, seq_len)
+        yield Item(f"keys of {layer.name}", KEYS, kept, False)
+        yield Item(f"keys of {layer.name}", KEYS_SENT, sent, True)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

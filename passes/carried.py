@@ -29,5 +29,6 @@ CARRIED_OPS: dict[Any, CarrySpec] = {
     torch.ops.adjcomp.logcumsumexp.default: CarrySpec("state", 1),
     torch.ops.adjcomp.causal_conv1d.default: CarrySpec("tail", 1),
 }
+ATTENTION = torch.ops.adjcomp.causal_attention.default  # its keys and values are kept over the whole sequence
 LINEAR_CROSS_ENTROPY = torch.ops.adjcomp.linear_cross_entropy.default
 COUNTER_UNIFORM = torch.ops.adjcomp.counter_uniform.default

@@ -198,6 +198,7 @@ class CostModel:
         states = [v.dtype for kind, _, v in outputs if kind is OutputKind.CARRY]
         narrow = sum(b // d.itemsize * narrow_dtype(d).itemsize for b, d in zip(carries, states, strict=True))
         adjoints = self._adjoint_values(index, outputs)
+        stored_bytes = sum(number_of_bytes(v, template.time, length) for kind, d, v in outputs if kind is OutputKind.STORED and d)
         return TileCost(
             name="",
             stream_bytes=sum(streams),
@@ -207,7 +208,7 @@ class CostModel:
             adjoint_bytes=sum(number_of_bytes(v, template.time, length) for v in adjoints),
             forward_workspace_bytes=programs.forward.workspace_bytes + side_bytes,
             keep_workspace_bytes=_workspace(keeping) + side_bytes,
-            adjoint_workspace_bytes=_workspace(vjp) + side_bytes + out_bytes,
+            adjoint_workspace_bytes=_workspace(vjp) + side_bytes + out_bytes + stored_bytes,
             forward_seconds=forward_seconds,
             keep_seconds=keep_seconds,
             adjoint_seconds=adjoint_seconds,
@@ -218,6 +219,7 @@ class CostModel:
             reads_carry=InputKind.CARRY in read,
             has_vjp=vjp is not None,
             passes_cotangent=InputKind.STREAM in wanted,
+            reads_past=any(entry.kind is InputKind.PAST for entry in template.inputs),
             narrow_bytes=narrow if narrow < sum(carries) else 0,
         )
 

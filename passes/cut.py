@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from adjcomp.errors import CaptureError
-from adjcomp.passes.carried import CARRIED_OPS, LINEAR_CROSS_ENTROPY
+from adjcomp.passes.carried import ATTENTION, CARRIED_OPS, LINEAR_CROSS_ENTROPY
 from adjcomp.passes.timeaxis import Locality, NodeTime, TimeLayout, value_of
 
 aten = torch.ops.aten
@@ -136,7 +136,7 @@ def _late_nodes(graph: fx.Graph, times: dict[fx.Node, NodeTime], main: set[fx.No
         ):
             raise CaptureError(f"{where(node)}: {node.target} is not causal in time: {times[node].why}")
         follows = any(a in late for a in node.all_input_nodes)
-        if follows and (node.target in CARRIED_OPS):
+        if follows and (node.target in CARRIED_OPS or node.target is ATTENTION):
             origin = _origin(node, late, times)
             raise CaptureError(
                 f"{where(origin)}: {origin.target}: {times[origin].why}, and {node.target} ({where(node)}) after it "
@@ -209,7 +209,7 @@ def _borders(flow: nx.DiGraph, cuts: list[fx.Node]) -> list[fx.Node]:
 def _is_layer(flow: nx.DiGraph, start: fx.Node, inside: list[fx.Node], end: fx.Node) -> bool:
     if end.target is LINEAR_CROSS_ENTROPY or not isinstance(value_of(end), torch.Tensor):
         return False
-    carried = any(n.target in CARRIED_OPS for n in inside)
+    carried = any(n.target in CARRIED_OPS or n.target is ATTENTION for n in inside)
     multiplies = any(n.target in _CONTRACTIONS for n in inside)
     return carried or (multiplies and flow.out_degree(start) > 1)
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from adjcomp.errors import CaptureError
+from adjcomp.passes import attention
 from adjcomp.passes.lowering_delta import gated_delta_rule
 from adjcomp.passes.lowering_mamba_ssm import FUNCTIONS, causal_conv1d, chunk_scan, selective_scan
 from adjcomp.passes.lowering_scan import associative_scan
@@ -52,7 +53,7 @@ def _unavailable(*_args: Any, **_kwargs: Any) -> None:
 
 
 ASSOCIATIVE_SCAN = ("torch._higher_order_ops.associative_scan", "associative_scan")
-Binding = tuple[dict[str, Any], str, Callable[..., Any]]  # a module's names, one of them, and what is to stand there
+Binding = tuple[dict[str, Any], str, Any]  # a module's names, one of them, and what is to stand there
 
 KERNEL_NAMES: dict[str, Callable[..., Any]] = {
     "mamba_selective_scan": selective_scan,
@@ -71,7 +72,10 @@ KERNEL_NAMES: dict[str, Callable[..., Any]] = {
     "mamba_inner_fn": _unavailable,
     "mamba_split_conv1d_scan_combined": _unavailable,
     "mamba2_split_conv1d_scan_combined": _unavailable,
+    "create_causal_mask": attention.full_mask,
+    "create_sliding_window_causal_mask": attention.sliding_mask,
 }
+ATTENTION_TABLE = "ALL_ATTENTION_FUNCTIONS"
 
 
 @contextlib.contextmanager
@@ -96,6 +100,8 @@ def _transformers_names() -> Iterator[Binding]:
         if module is not None and name.startswith("transformers.models."):
             namespace = vars(module)
             yield from ((namespace, kernel, KERNEL_NAMES[kernel]) for kernel in KERNEL_NAMES if kernel in namespace)
+            if ATTENTION_TABLE in namespace:
+                yield namespace, ATTENTION_TABLE, attention.Interface(namespace[ATTENTION_TABLE])
 
 
 def _package_names() -> Iterator[Binding]:

@@ -152,7 +152,7 @@ class _Lowering:
         if not isinstance(value, torch.Tensor | tuple | list):
             self.memo[node] = size_at(value, self.at.time, self.at.length) if isinstance(value, int | torch.SymInt) else value
             return
-        if node in self.folded or self._becomes_rows(node) or self._adds_loss(node):
+        if node in self.folded or self._becomes_rows(node) or self._adds_loss(node) or self._adds_attention(node):
             return
         args, kwargs = self._arguments(node)
         result = self._slot(value)
@@ -199,6 +199,31 @@ class _Lowering:
         self.memo[node] = result
         self.memo.update(dict.fromkeys(parts.values(), result))
         self.added.add(parts[1])
+        return True
+
+    def _adds_attention(self, node: fx.Node) -> bool:
+        """The VJP of attention, where the cotangents of earlier keys and values only feed accumulators: emitted so that it adds
+        there itself.
+        """
+        if node.target is not ops.causal_attention_vjp.default:
+            return False
+        parts = {user.args[1]: user for user in node.users}
+        pasts = [parts.get(i) for i in (3, 4)]
+        if node.args[4] is None or any(part is not None and not self._sole(part) for part in pasts):
+            return False
+        args, _ = self._arguments(node)
+        sums = [None if part is None else Accumulator(self.accumulate[part][0]) for part in pasts]
+        result = self._slot(node.meta["val"][:3])
+        target = ops.causal_attention_add_vjp.default
+        self.steps.append(Compute(target, (*args[:-1], args[-1][:3], *sums), {}, result, allocates=True))
+        self.memo[node] = result
+        for part in pasts:
+            if part is not None:
+                self.memo[part] = result
+                self.added.add(part)
+        for user in node.users:
+            if user not in pasts:
+                self._emit(user)
         return True
 
     def _sole(self, node: fx.Node) -> bool:

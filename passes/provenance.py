@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 import adjcomp.ops
 from adjcomp.errors import CaptureError
+from adjcomp.passes import attention
 
 _REFUSED = {
     torch.Tensor.register_hook: "Tensor.register_hook",
@@ -140,6 +141,8 @@ class _Observer(TorchFunctionMode):
         self.provenance.place = self.provenance.here()
         self.provenance.operating = True
         try:
+            if attention.takes(func, args, kwargs or {}):
+                return self._observe(attention.scaled_dot_product, args, kwargs or {})
             return self._observe(func, args, kwargs or {})
         finally:
             self.provenance.operating = False

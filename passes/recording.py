@@ -1,7 +1,7 @@
 """Choose the programs that are recorded and replayed, and count what that holds.
 
 Only tiles of residual layers: they are many and alike, while a head is a few large products, and a stem hardly more than one
-kernel. A VJP that adds to a part of a side's gradient is left out: that part moves from chunk to chunk.
+kernel. Attention reads more and more keys, so no recording of it serves two chunks. A VJP that adds to a part of a side's gradient is left out: that part moves from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Candidate:
 
 def recorded_programs(model: CostModel, policy: RecordingPolicy, length: int) -> RecordedPrograms:
     """What is recorded at a chunk length."""
-    residual = dict.fromkeys(layer.template for layer in model.stack.layers[1:-1])
+    residual = dict.fromkeys(layer.template for layer in model.stack.layers[1:-1] if not layer.stores)
     programs = model.programs(length)
     found = [
         candidate

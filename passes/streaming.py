@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from adjcomp.errors import CaptureError
 from adjcomp.ir.stack import CarryInfo, Layer, ResidualStack
 
 
@@ -34,6 +35,11 @@ def as_piece(stack: ResidualStack, *, continued: bool) -> Piece:
     layers: list[Layer] = []
     count = stack.final_count
     for layer in stack.layers:
+        if layer.stores:
+            raise CaptureError(
+                f"{layer.name} attends over the whole sequence: its keys and values aren't a state that a call hands on. Pass the "
+                "sequence in one call, without a state"
+            )
         carries = []
         for i, info in enumerate(layer.carries):
             final, count = (count, count + 1) if info.final is None else (info.final, count)

@@ -10,7 +10,7 @@ from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.ir.stack import InputKind, OutputKind
-from adjcomp.passes.carried import CARRIED_OPS
+from adjcomp.passes.carried import ATTENTION, CARRIED_OPS
 from adjcomp.passes.cut import Cut, is_size, where
 from adjcomp.passes.randomness import REWRITES, Draw, check_random, is_random, pair
 from adjcomp.passes.timeaxis import Locality, NodeTime, time_factor
@@ -38,6 +38,7 @@ class TileGraph:
         self.placeholders: dict[InputKind, list[fx.Node]] = {kind: [] for kind in InputKind}
         self.results: list[tuple[OutputKind, fx.Node]] = []
         self.carried: list[fx.Node] = []  # traced carried ops, in the order of their states
+        self.stored: list[fx.Node] = []  # traced keys and values that are kept over the whole sequence
         self.memo: dict[fx.Node, fx.Node] = {}
         self.clock: fx.Node | None = None  # the tile's own length
         self.drawn: list[fx.Node] = []  # traced random ops, in the order of their numbers
@@ -95,6 +96,8 @@ class TileGraph:
         self._check_inside(node)
         if node.target in CARRIED_OPS:
             return self._carried(node)
+        if node.target is ATTENTION:
+            return self._attention(node)
         if is_random(node):
             return self._random(node)
         if node.target is operator.getitem and self.memo[node.args[0]].target is pair:  # type: ignore[index]
@@ -163,6 +166,19 @@ class TileGraph:
         outgoing = self.graph.call_function(operator.getitem, (made, spec.state_output))
         outgoing.meta = {**node.meta, "val": state}
         self.results.append((OutputKind.CARRY, outgoing))
+        return made
+
+    def _attention(self, node: fx.Node) -> fx.Node:
+        """Attention: keys and values of earlier chunks become placeholders, those of the chunk outputs."""
+        q, k, v, *_ = node.args
+        pasts = []
+        for source in (k, v):
+            pasts.append(self._new_placeholder(InputKind.PAST, source.meta["val"]))  # type: ignore[union-attr]
+            self.stored.append(source)  # type: ignore[arg-type]
+            self.results.append((OutputKind.STORED, self.memo[source]))  # type: ignore[index]
+        args = (*(self.memo[a] for a in (q, k, v)), *pasts, *node.args[5:])  # type: ignore[index]
+        made = self.graph.create_node("call_function", node.target, args, {})
+        made.meta = dict(node.meta)
         return made
 
     def _length(self, node: fx.Node) -> fx.Node:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from adjcomp.errors import CaptureError
-from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template, TileInput, TileOutput
+from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, StoreInfo, Template, TileInput, TileOutput
 from adjcomp.ir.variant import Coupling, Variant
 from adjcomp.passes.adjoint_window import RECURRENCES, check_recurrences, windowed_shape
 from adjcomp.passes.carried import CARRIED_OPS
@@ -63,7 +63,7 @@ def bind_layers(whole: Whole, tiles: list[Tile], variant: Variant) -> tuple[tupl
         if template.key not in known:
             templates.append(template)
             known.append(template.key)
-        layers.append(_bind(whole, tile, known.index(template.key), len(tiles), variant.adjoint_window))
+        layers.append(_bind(whole, tile, templates[known.index(template.key)], known.index(template.key), len(tiles)))
         stream_wanted = needs
     return tuple(layers), tuple(templates)
 
@@ -85,7 +85,15 @@ def _check_draws(tiles: list[Tile]) -> None:
         seen.add(node)
 
 
-_ORDER = (InputKind.PARAMETER, InputKind.STREAM, InputKind.SIDE, InputKind.CARRY, InputKind.SEED, InputKind.OFFSET)
+_ORDER = (
+    InputKind.PARAMETER,
+    InputKind.STREAM,
+    InputKind.SIDE,
+    InputKind.CARRY,
+    InputKind.PAST,
+    InputKind.SEED,
+    InputKind.OFFSET,
+)
 
 
 def _finish(whole: Whole, tile: Tile, stream_wanted: bool, window: int | None) -> tuple[Template, bool]:
@@ -95,6 +103,7 @@ def _finish(whole: Whole, tile: Tile, stream_wanted: bool, window: int | None) -
     needs = stream_wanted or any(wanted[InputKind.PARAMETER]) or any(wanted[InputKind.SIDE]) or _initial_wanted(whole, built)
     wanted[InputKind.STREAM] = [stream_wanted] * len(built.placeholders[InputKind.STREAM])
     wanted[InputKind.CARRY] = [needs and _is_continuous(n) for n in built.placeholders[InputKind.CARRY]]
+    wanted[InputKind.PAST] = [needs and n in whole.grad_nodes for n in built.stored]
     inputs, order = [], []
     for kind in _ORDER:
         for i, placeholder in enumerate(built.placeholders[kind]):
@@ -106,8 +115,10 @@ def _finish(whole: Whole, tile: Tile, stream_wanted: bool, window: int | None) -
     for wanted_kind in OutputKind:
         for result_kind, node in built.results:
             if result_kind is wanted_kind:
-                outputs.append(TileOutput(wanted_kind, counts.get(wanted_kind, 0), needs and _is_continuous(node)))
-                counts[wanted_kind] = counts.get(wanted_kind, 0) + 1
+                index = counts.get(wanted_kind, 0)
+                takes = wanted[InputKind.PAST][index] if wanted_kind is OutputKind.STORED else needs and _is_continuous(node)
+                outputs.append(TileOutput(wanted_kind, index, takes))
+                counts[wanted_kind] = index + 1
                 nodes.append(node)
     built.graph.output(tuple(nodes))
     built.graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output"))
@@ -132,17 +143,19 @@ def _reorder(graph: fx.Graph, order: list[fx.Node]) -> None:
             first.prepend(placeholder)
 
 
-def _bind(whole: Whole, tile: Tile, template: int, count: int, window: int | None) -> Layer:
+def _bind(whole: Whole, tile: Tile, template: Template, number: int, count: int) -> Layer:
     built = tile.graph
+    takes = [entry.differentiable for entry in template.outputs if entry.kind is OutputKind.STORED]
     sides = tuple(_index(whole.sides, n) for n in built.inputs[InputKind.SIDE])
     return Layer(
         name=_layer_name(built, count),
-        template=template,
+        template=number,
         parameters=tuple(whole.state_names[n.name] for n in built.inputs[InputKind.PARAMETER]),
         sides=sides,
-        carries=tuple(_carry_info(whole, n, window) for n in built.carried),
+        carries=tuple(_carry_info(whole, n, template.window) for n in built.carried),
         outs=tile.outs,
         sums=tile.sums,
+        stores=tuple(_store_info(n, wanted) for n, wanted in zip(built.stored, takes, strict=True)),
     )
 
 
@@ -161,6 +174,12 @@ def _carry_info(whole: Whole, node: fx.Node, window: int | None) -> CarryInfo:
     initial = None if start is None else _index(whole.initial, start)
     windowed = windowed_shape(node, window) if window is not None and node.target in RECURRENCES else None
     return CarryInfo(tuple(int(s) for s in state.shape), state.dtype, initial, final, windowed)
+
+
+def _store_info(node: fx.Node, wanted: bool) -> StoreInfo:
+    value = node.meta["val"]
+    batch, _, *sizes = value.shape
+    return StoreInfo(int(batch), tuple(int(s) for s in sizes), value.dtype, wanted)
 
 
 def _layer_name(built: TileGraph, count: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adjcomp.ir.program import TilePrograms
-from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, Template
+from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, StoreInfo, Template
 from adjcomp.ir.values import adjoint, cotangent, keep, stream
 from adjcomp.runtime.norms import AdjointNorms
 from adjcomp.runtime.recording import Results
@@ -29,6 +29,7 @@ class Backward:
         self.given = given
         self.parameters: dict[str, Tensor] = {}
         self.sides: dict[int, Tensor] = {}
+        self.stores: dict[int, list[Tensor | None]] = {}  # what came back to keys and values, by layer
         self.initial: dict[int, Tensor] = {}
         self.by_layer = by_layer
         self.norms = AdjointNorms()
@@ -59,6 +60,8 @@ class Backward:
             programs = self.tiles.executable.tile(k, last)
             if k <= self.active_top and k in self.layers and not self.by_layer:
                 self._make_accumulators(layer, template, programs)
+                if layer.stores:
+                    self.stores[k] = [self._store_sum(info) for info in layer.stores]
             if first <= k <= last_layer and programs.vjp is not None and any(_takes_adjoint(template)):
                 self.tiles.values[adjoint(k, last)] = self._last_adjoint(layer, template)
 
@@ -74,6 +77,11 @@ class Backward:
 
     def _accumulator(self, like: Tensor) -> Tensor:
         return self.tiles.zeros(like.shape, accumulation_dtype(like.dtype))
+
+    def _store_sum(self, info: StoreInfo) -> Tensor | None:
+        """Room for the cotangents that chunks send back to the keys or values of earlier ones."""
+        seq_len = self.tiles.executable.plan.costs.seq_len
+        return self.tiles.zeros(info.shape(seq_len), accumulation_dtype(info.dtype)) if info.wanted else None
 
     def _last_adjoint(self, layer: Layer, template: Template) -> Held:
         """The cotangent of the final state where the model returns it, else zeros."""
@@ -122,8 +130,8 @@ class Backward:
             self.parameters[name] = made
 
     def accumulators(self, k: int, chunk: int, span: tuple[int, int]) -> list[Tensor | None]:
-        """By gradient number: where the gradient of a parameter, or of some steps of a side, is added; None for streams and
-        carries.
+        """By gradient number: where the gradient of a parameter, of some steps of a side, or of the keys before the chunk is
+        added; None for streams and carries.
         """
         layer, template = self.tiles.layer(k)
         found: list[Tensor | None] = []
@@ -135,6 +143,8 @@ class Backward:
                 side = layer.sides[entry.index]
                 axis = self.stack.sides[side].axis
                 found.append(self.sides[side] if axis is None else self.tiles.window(self.sides[side], axis, span))
+            elif entry.kind is InputKind.PAST:
+                found.append(present(self.stores[k][entry.index])[:, : span[0]])
             else:
                 found.append(None)
         return found
@@ -202,6 +212,10 @@ class Backward:
                     return self.tiles.slice(whole, axis, self.tiles.span(chunk))
                 like = self.tiles.slice(self.outputs.outs[index], axis, self.tiles.span(chunk))
                 return self.tiles.zeros(like.shape, like.dtype)
+            case OutputKind.STORED:
+                start, end = self.tiles.span(chunk)
+                sent = present(self.stores[k][entry.index])[:, start:end]
+                return self.tiles.zeros(sent.shape, layer.stores[entry.index].dtype).copy_(sent)
 
     def _skip(self, k: int, chunk: int) -> None:
         """No cotangent reaches this tile: drop what was kept for it, hand on nothing."""

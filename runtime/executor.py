@@ -94,6 +94,7 @@ class Step:
     def forget(self) -> None:
         """Drop everything held for a backward that will not come."""
         self.tiles.values.clear()
+        self.tiles.stores.clear()
         self.host = None
 
     @torch.no_grad()
@@ -225,6 +226,8 @@ class Step:
         for k, layer in enumerate(self.executable.stack.layers):
             if layer.carries and first <= k <= last:
                 self.tiles.values[carry(k, -1)] = [self._initial(info) for info in layer.carries]
+            if layer.stores and first <= k <= last:
+                self.tiles.keep_stores(k)
 
     def _initial(self, info: CarryInfo) -> Tensor:
         made = self.tiles.zeros(info.shape, info.dtype)
@@ -236,6 +239,9 @@ class Step:
         self._take_stream(layer, chunk, outputs)
         self._take_carries(layer, chunk, outputs)
         self._take_results(layer, chunk, outputs)
+        for whole, part in zip(self.tiles.stores.get(layer, ()), self._of_kind(layer, outputs, OutputKind.STORED), strict=True):
+            start, end = self.tiles.span(chunk)
+            whole[:, start:end] = part
         if kept:
             self.tiles.values[keep(layer, chunk)] = saved
 

@@ -30,6 +30,7 @@ class Tiles:
     recordings: Recordings | None = None
     values: dict[Value, Held] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)  # those that tiles have read, without their history
+    stores: dict[int, list[Tensor]] = field(default_factory=dict)  # keys and values of the whole sequence, by layer
     replays: int = 0  # programs that were replayed from recordings
 
     def layer(self, k: int) -> tuple[Layer, Template]:
@@ -97,6 +98,20 @@ class Tiles:
         self.tracker.track(made)
         return made
 
+    def keep_stores(self, k: int) -> None:
+        """Make room for the keys and values of layer k."""
+        layer, _ = self.layer(k)
+        made = [
+            torch.empty(info.shape(self.executable.plan.costs.seq_len), dtype=info.dtype, device=self.device)
+            for info in layer.stores
+        ]
+        self.tracker.track_all(made)
+        self.stores[k] = made
+
+    def past(self, k: int, index: int, start: int) -> Tensor:
+        """What layer k has stored of the steps before `start`."""
+        return self.stores[k][index][:, :start]
+
     def window(self, whole: Tensor, axis: TimeAxis, span: tuple[int, int]) -> Tensor:
         """The place of some steps in a whole-sequence tensor, for writing."""
         return slice_in_place(whole, axis, span)
@@ -157,6 +172,8 @@ class Tiles:
                 return whole if axis is None else self.slice(whole, axis, span)
             case InputKind.CARRY:
                 return present(states[entry.index])
+            case InputKind.PAST:
+                return self.past(k, entry.index, span[0])
             case InputKind.SEED:
                 return torch.tensor(mix_seed(self.inputs.seed, k), dtype=torch.int64, device=self.device)
             case InputKind.OFFSET:

@@ -37,6 +37,7 @@ class TileCost:
     reads_carry: bool  # the VJP reads s[k,c-1]
     has_vjp: bool  # False when nothing at or below this layer takes a gradient
     passes_cotangent: bool  # the VJP writes g[k-1,c]; False where nothing below takes a gradient, and for the stem
+    reads_past: bool = False  # the tile reads keys and values of all chunks before, and its VJP the cotangents that come back
     narrow_bytes: int = 0  # n[k,c], the state rounded to bfloat16; 0 where that takes no less than s[k,c]
 
 

@@ -58,6 +58,8 @@ class Ledger:
         if layer == self.costs.head and kind in (Forward, Adjoint):
             raise BrokenRule(f"{kind.__name__} is for the stem and the layers; the head has Loss and HeadVjp")
         self.half(device, forward=kind in (Forward, Loss), what=kind.__name__)
+        if self.costs.tile(layer, chunk).reads_past:
+            self._in_order(kind, layer, chunk)
         if keep and not self.costs.tile(layer, chunk).has_vjp:
             raise BrokenRule(f"layer {layer} has no VJP: nothing to keep internals for and nothing to run")
         if kind in (Forward, Loss):
@@ -66,6 +68,15 @@ class Ledger:
             self.once("Adjoint", layer, chunk)
             self.adjoints_left[layer] -= 1
             self.holders.setdefault(layer, set()).add(device)
+
+    def _in_order(self, kind: type[Action], layer: int, chunk: int) -> None:
+        """Attention: the keys of every chunk before have to be there, and cotangents from every chunk after."""
+        before = all(("Forward", layer, c) in self._done for c in range(chunk))
+        after = kind not in (Adjoint, HeadVjp) or all(
+            ("Adjoint", layer, c) in self._done for c in range(chunk + 1, self.costs.chunk_count)
+        )
+        if not before or not after:
+            raise BrokenRule(f"layer {layer} attends over time: its chunks come in order, and their VJPs in the opposite one")
 
     def half(self, device: int, *, forward: bool, what: str) -> None:
         """Something that belongs to the forward, before the turn of its device, or to the backward."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GRADIENTS = "gradients"  # the kind of gradient accumulators
+KEYS = "keys and values"  # of attention layers, over the whole sequence
+KEYS_SENT = "cotangents of keys and values"
 
 
 @dataclass(frozen=True)

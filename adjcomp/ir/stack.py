@@ -2,7 +2,9 @@
 
 A tile function has the signature `(parameters, streams, sides, carries, …) -> (streams, carries, outs, sums)`: the residual chunk
 and the state left by the chunk before come in, the next chunk and state go out. `outs` are per-token outputs of the model, `sums`
-are partial sums over time (a loss) that are added up over chunks. What no chunk can compute alone stands around the tiles: the
+are partial sums over time (a loss) that are added up over chunks. Keys and values of attention are not handed on but kept over the
+whole sequence: each tile adds those of its chunk, and reads those of all chunks before. What no chunk can compute alone stands
+around the tiles: the
 prologue makes whole-sequence sides (shifted labels, masks) and initial states, the epilogue turns sums and outs into the model's
 outputs.
 """
@@ -28,6 +30,7 @@ class InputKind(enum.Enum):
     CARRY = "carry"  # one tensor of s[k,c-1]
     SEED = "seed"  # the step's random seed mixed with the layer's index: int64 scalar
     OFFSET = "offset"  # the chunk's first time step: int64 scalar
+    PAST = "past"  # keys or values of all steps before the chunk: (B, steps, …)
 
 
 class OutputKind(enum.Enum):
@@ -37,6 +40,7 @@ class OutputKind(enum.Enum):
     CARRY = "carry"  # one tensor of s[k,c]
     OUT = "out"  # a chunk of a per-token output
     SUM = "sum"  # a partial sum over time
+    STORED = "stored"  # the chunk's keys or values: (B, steps, …)
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,23 @@ class CarryInfo:
         return self.shape if self.windowed is None else self.windowed
 
 
+@dataclass(frozen=True)
+class StoreInfo:
+    """Keys or values that a layer keeps over the whole sequence: sizes without batch and time, (heads, width), and dtype.
+
+    wanted: whether later chunks send cotangents back to them, which are added up over the same shape.
+    """
+
+    batch: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    wanted: bool
+
+    def shape(self, steps: int) -> tuple[int, ...]:
+        """Shape for a number of steps; time is dimension 1."""
+        return (self.batch, steps, *self.sizes)
+
+
 def narrow_dtype(dtype: torch.dtype) -> torch.dtype:
     """What a state of `dtype` is rounded to where borders are kept in lower precision: real ones to bfloat16."""
     return torch.bfloat16 if dtype in (torch.float32, torch.float64) else dtype
@@ -113,6 +134,7 @@ class Layer:
     """One layer of the stack: a template and what its placeholders are bound to.
 
     parameters: names of parameters and buffers. sides: indices into `ResidualStack.sides`. outs, sums: indices into the stack's.
+    stores: what it keeps over the whole sequence.
     """
 
     name: str
@@ -122,6 +144,7 @@ class Layer:
     carries: tuple[CarryInfo, ...]
     outs: tuple[int, ...]
     sums: tuple[int, ...]
+    stores: tuple[StoreInfo, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""The carried ops: recurrences, convolution, norm, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
+"""The carried ops: recurrences, convolution, attention, norm, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
 
 Time is dimension 1 everywhere. Every recurrence returns its outgoing state; states given and returned carry gradients. Inputs may
 be float64, float32, bfloat16 or float16 and may be mixed; arithmetic and states are float32, or float64 where an input is.
 """
 
 import adjcomp.ops.windowed
+from adjcomp.ops.attention import causal_attention
 from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd
@@ -30,6 +31,7 @@ from adjcomp.ops.summaries import (
 from adjcomp.ops.uniform import counter_uniform
 
 __all__ = [
+    "causal_attention",
     "causal_conv1d",
     "counter_uniform",
     "dense_scan",

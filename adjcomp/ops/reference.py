@@ -134,6 +134,27 @@ def causal_conv1d(
     return torch.nn.functional.silu(y) if activation == "silu" else y, full[:, steps:]
 
 
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_k: Tensor | None = None,
+    past_v: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """See `adjcomp.ops.causal_attention`; holds all scores."""
+    keys = k if past_k is None else torch.cat([past_k, k], 1)
+    values = v if past_v is None else torch.cat([past_v, v], 1)
+    keys, values = (t.repeat_interleave(q.shape[2] // k.shape[2], 2) for t in (keys, values))
+    scores = torch.einsum("bthd,bshd->bhts", q, keys) * (q.shape[3] ** -0.5 if scale is None else scale)
+    s = torch.arange(keys.shape[1], device=q.device)
+    t = s[keys.shape[1] - q.shape[1] :, None]
+    hidden = s > t if window is None else (s > t) | (s <= t - window)
+    return torch.einsum("bhts,bshv->bthv", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+
 def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
     """See `adjcomp.ops.linear_cross_entropy`; holds all logits."""
     logits = (x @ weight.T).flatten(0, 1)

@@ -38,6 +38,8 @@ COMMON = {
     "linear_attention": "adjcomp.runtime.kernels.linear_attention",
     "max_plus_scan": "adjcomp.runtime.kernels.max_plus_scan",
     "logcumsumexp": "adjcomp.runtime.kernels.logsum",
+    "causal_attention": "adjcomp.runtime.kernels.attention",
+    "causal_attention_add": "adjcomp.runtime.kernels.attention",
     "linear_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "dense_scan_window": "adjcomp.runtime.kernels.windowed.linear",
     "selective_scan_window": "adjcomp.runtime.kernels.windowed.selective",

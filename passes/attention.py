@@ -1,0 +1,132 @@
+"""How models reach self-attention over time, and the `adjcomp.ops.causal_attention` node that takes its place while tracing.
+
+transformers asks `ALL_ATTENTION_FUNCTIONS` for an implementation, and builds a mask of (T, T) beforehand; here the mask is a note
+of what it hides, and every implementation is the op. A model's own call of `F.scaled_dot_product_attention` with is_causal=True
+is the op too. What attends over anything but time is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adjcomp import ops
+from adjcomp.errors import CaptureError
+
+Tensor = torch.Tensor
+_OTHER_SCORES = ("softcap", "s_aux", "position_bias", "sinks")  # options that change scores or their softmax
+
+
+@dataclass(frozen=True)
+class CausalMask:
+    """Stands for the mask that a transformers model builds: every key from `window` steps ago (None: from the first) on."""
+
+    window: int | None
+
+
+def full_mask(*_args: Any, **options: Any) -> CausalMask:
+    """`create_causal_mask` of transformers."""
+    return _mask(None, options)
+
+
+def sliding_mask(*args: Any, **options: Any) -> CausalMask:
+    """`create_sliding_window_causal_mask` of transformers."""
+    config = options["config"] if "config" in options else args[0]
+    return _mask(int(config.sliding_window), options)
+
+
+def _mask(window: int | None, options: dict[str, Any]) -> CausalMask:
+    if options.get("attention_mask") is not None:
+        raise CaptureError(
+            "attention_mask: this model has attention layers, in which masks of padding aren't supported. Pad on the right, leave "
+            "the mask out and give padded tokens the label -100: no causal layer looks ahead"
+        )
+    for name in ("or_mask_function", "and_mask_function", "block_sequence_ids"):
+        if options.get(name) is not None:
+            raise CaptureError(f"the model's causal mask is changed by {name}: attention is captured with plain causal masks only")
+    return CausalMask(window)
+
+
+class Interface:
+    """In the place of transformers' table of attention functions."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def get_interface(self, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """The op where attention is over time, else what the model would have called."""
+        plain = self.original.get_interface(implementation, default)
+
+        def attend(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+            if not isinstance(query.shape[2], torch.SymInt):
+                return plain(module, query, key, value, mask, **options)
+            return _attend(module, (query, key, value), mask, options), None
+
+        return attend
+
+
+def _attend(module: torch.nn.Module, heads_first: tuple[Tensor, Tensor, Tensor], mask: Any, options: dict[str, Any]) -> Tensor:
+    """(B, T, H, V) from queries, keys and values with heads before time."""
+    causal = options.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise CaptureError("attention that looks ahead (is_causal=False) needs the whole sequence and can't be cut into chunks")
+    if not isinstance(mask, CausalMask | None):
+        raise CaptureError("attention over time with a mask of the model's own: only causal masks and windows are captured")
+    _check_options(options)
+    dropout = float(options.get("dropout", 0.0))
+    window = None if mask is None else mask.window
+    return _op(heads_first, dropout=dropout, scale=options.get("scaling"), window=window)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in _OTHER_SCORES:
+        if options.get(name) is not None:
+            raise CaptureError(f"attention with {name}: scores other than scaled products are not supported")
+    if options.get("output_attentions"):
+        raise CaptureError("output_attentions=True asks for all attention weights, (T, T) for each head: they are never made here")
+    for name in ("seq_idx", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_q"):
+        if options.get(name) is not None:
+            raise CaptureError(
+                f"attention was called with {name}: packed documents would see each other. Pass one document a row"
+            )
+
+
+def _op(heads_first: tuple[Tensor, Tensor, Tensor], *, dropout: float, scale: float | None, window: int | None = None) -> Tensor:
+    if dropout > 0:
+        raise CaptureError(
+            f"attention drops {dropout:g} of its weights in training: set the attention dropout of the model to 0 (dropout on "
+            "its output is fine)"
+        )
+    q, k, v = (t.transpose(1, 2) for t in heads_first)
+    return ops.causal_attention(q, k, v, scale=scale, window=window)
+
+
+def takes(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether a call of a torch function is causal attention over time, as `scaled_dot_product` takes it."""
+    if function is not torch.nn.functional.scaled_dot_product_attention:
+        return False
+    query, key = (args[i] if i < len(args) else options[name] for i, name in enumerate(("query", "key")))
+    causal = args[5] if len(args) > 5 else options.get("is_causal", False)
+    return bool(causal) and query.dim() in (3, 4) and isinstance(query.shape[-2], torch.SymInt) and key.dim() == query.dim()
+
+
+def scaled_dot_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, over (B, H, T, D) or (B, T, D)."""
+    if attn_mask is not None:
+        raise CaptureError("scaled_dot_product_attention with is_causal=True and attn_mask: leave the mask out")
+    single = query.dim() == 3
+    given = [t.unsqueeze(1) if single else t for t in (query, key, value)]
+    y = _op((given[0], given[1], given[2]), dropout=dropout_p, scale=scale)
+    return y.squeeze(2) if single else y.transpose(1, 2)
