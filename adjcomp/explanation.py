@@ -45,6 +45,7 @@ class LayerGroup:
     lean: float | None
     full: float | None
     reads: tuple[str, ...]  # what a lean VJP reads beside what was kept: "input", "output", "border"
+    key_bytes: int = 0  # of attention's keys and values a token, kept over the whole sequence in each of the layers
 
     @property
     def border_bytes(self) -> int:
@@ -144,6 +145,7 @@ def _groups(captured: Captured, sizes: dict[str, int], seq_len: int) -> tuple[La
                 lean=None if lean.vjp is None else lean.saved_bytes / length,
                 full=None if full.vjp is None else full.saved_bytes / length,
                 reads=tuple(word for word, read in flags.items() if read),
+                key_bytes=sum(torch.Size(info.shape(1)).numel() * info.dtype.itemsize for info in run[0].stores),
             )
         )
     return tuple(found)
@@ -246,7 +248,10 @@ def _states(found: Explanation) -> list[str]:
     """What goes from chunk to chunk."""
     lines = ["From chunk to chunk"]
     for group in {group.template: group for group in found.groups}.values():
-        lines += [f"  {_letter(group.template)}: {s.op} {s.shape} {s.dtype}, {format_bytes(s.bytes)}" for s in group.states]
+        letter = _letter(group.template)
+        lines += [f"  {letter}: {s.op} {s.shape} {s.dtype}, {format_bytes(s.bytes)}" for s in group.states]
+        if group.key_bytes:
+            lines.append(f"  {letter}: causal_attention, keys and values of all tokens: {format_bytes(group.key_bytes)} a token")
     return [*lines, f"  one border of all layers: {format_bytes(found.border_bytes)}"]
 
 

@@ -49,7 +49,8 @@ def _call_key(call: CallTensors) -> tuple[Any, ...]:
         if isinstance(leaf, torch.Tensor):
             entry = next(inputs)
             fixed = tuple(None if dim == entry.time_dim else size for dim, size in enumerate(entry.shape))
-            leaves.append((entry.path, entry.time_dim, fixed, leaf.dtype, str(leaf.device), leaf.requires_grad, entry.restarts))
+            packed = (entry.restarts, entry.jumps)
+            leaves.append((entry.path, entry.time_dim, fixed, leaf.dtype, str(leaf.device), leaf.requires_grad, packed))
         else:
             leaves.append((type(leaf).__name__, leaf))
     return (str(call.spec), tuple(leaves))

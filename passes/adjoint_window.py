@@ -50,6 +50,16 @@ def check_recurrences(carried: Iterable[fx.Node], window: int) -> None:
         )
 
 
+def check_no_attention(stored: Iterable[fx.Node], window: int) -> None:
+    """CaptureError where a model attends: `stored` are its keys and values."""
+    first = next(iter(stored), None)
+    if first is not None:
+        raise CaptureError(
+            f"{where(first)}: adjoint_window={window} cuts off what recurrences hand back, and attention has none; use "
+            "adjoint_window=None"
+        )
+
+
 def windowed_shape(node: fx.Node, window: int) -> tuple[int, ...]:
     """Shape of what travels backward in time for a recurrence: (batch, state + (window - 1) · features)."""
     state = node.meta["val"][CARRIED_OPS[node.target].state_output]

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 
 from adjcomp import ops
-from adjcomp.errors import CaptureError
 
 Tensor = torch.Tensor
+SCALED_DOT_PRODUCT = torch.nn.functional.scaled_dot_product_attention
 _OTHER_SCORES = ("softcap", "s_aux", "position_bias", "sinks")  # options that change scores or their softmax
+
+
+class Refused(Exception):
+    """Attention that is not captured; the text says why. Whoever traces adds the place."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,13 @@ def sliding_mask(*args: Any, **options: Any) -> CausalMask:
 
 def _mask(window: int | None, options: dict[str, Any]) -> CausalMask:
     if options.get("attention_mask") is not None:
-        raise CaptureError(
-            "attention_mask: this model has attention layers, in which masks of padding aren't supported. Pad on the right, leave "
-            "the mask out and give padded tokens the label -100: no causal layer looks ahead"
+        raise Refused(
+            "attention_mask: this model has attention layers, in which masks of padding aren't supported. Pad on the right, "
+            "leave the mask out and give padded tokens the label -100: no causal layer looks ahead"
         )
     for name in ("or_mask_function", "and_mask_function", "block_sequence_ids"):
         if options.get(name) is not None:
-            raise CaptureError(f"the model's causal mask is changed by {name}: attention is captured with plain causal masks only")
+            raise Refused(f"the model's causal mask is changed by {name}: attention is captured with plain causal masks only")
     return CausalMask(window)
 
 
@@ -72,9 +76,9 @@ def _attend(module: torch.nn.Module, heads_first: tuple[Tensor, Tensor, Tensor],
     """(B, T, H, V) from queries, keys and values with heads before time."""
     causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        raise CaptureError("attention that looks ahead (is_causal=False) needs the whole sequence and can't be cut into chunks")
+        raise Refused("attention that looks ahead (is_causal=False) needs the whole sequence and can't be cut into chunks")
     if not isinstance(mask, CausalMask | None):
-        raise CaptureError("attention over time with a mask of the model's own: only causal masks and windows are captured")
+        raise Refused("attention over time with a mask of the model's own: only causal masks and windows are captured")
     _check_options(options)
     dropout = float(options.get("dropout", 0.0))
     window = None if mask is None else mask.window
@@ -84,33 +88,22 @@ def _attend(module: torch.nn.Module, heads_first: tuple[Tensor, Tensor, Tensor],
 def _check_options(options: dict[str, Any]) -> None:
     for name in _OTHER_SCORES:
         if options.get(name) is not None:
-            raise CaptureError(f"attention with {name}: scores other than scaled products are not supported")
+            raise Refused(f"attention with {name}: scores other than scaled products are not supported")
     if options.get("output_attentions"):
-        raise CaptureError("output_attentions=True asks for all attention weights, (T, T) for each head: they are never made here")
+        raise Refused("output_attentions=True asks for all attention weights, (T, T) for each head: they are never made here")
     for name in ("seq_idx", "cu_seqlens", "cu_seq_lens", "cu_seq_lens_q"):
         if options.get(name) is not None:
-            raise CaptureError(
-                f"attention was called with {name}: packed documents would see each other. Pass one document a row"
-            )
+            raise Refused(f"attention was called with {name}: packed documents would see each other. Pass one document a row")
 
 
 def _op(heads_first: tuple[Tensor, Tensor, Tensor], *, dropout: float, scale: float | None, window: int | None = None) -> Tensor:
     if dropout > 0:
-        raise CaptureError(
+        raise Refused(
             f"attention drops {dropout:g} of its weights in training: set the attention dropout of the model to 0 (dropout on "
             "its output is fine)"
         )
     q, k, v = (t.transpose(1, 2) for t in heads_first)
     return ops.causal_attention(q, k, v, scale=scale, window=window)
-
-
-def takes(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether a call of a torch function is causal attention over time, as `scaled_dot_product` takes it."""
-    if function is not torch.nn.functional.scaled_dot_product_attention:
-        return False
-    query, key = (args[i] if i < len(args) else options[name] for i, name in enumerate(("query", "key")))
-    causal = args[5] if len(args) > 5 else options.get("is_causal", False)
-    return bool(causal) and query.dim() in (3, 4) and isinstance(query.shape[-2], torch.SymInt) and key.dim() == query.dim()
 
 
 def scaled_dot_product(
@@ -125,8 +118,21 @@ def scaled_dot_product(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, over (B, H, T, D) or (B, T, D)."""
     if attn_mask is not None:
-        raise CaptureError("scaled_dot_product_attention with is_causal=True and attn_mask: leave the mask out")
+        raise Refused("scaled_dot_product_attention with is_causal=True and attn_mask: leave the mask out")
     single = query.dim() == 3
     given = [t.unsqueeze(1) if single else t for t in (query, key, value)]
     y = _op((given[0], given[1], given[2]), dropout=dropout_p, scale=scale)
     return y.squeeze(2) if single else y.transpose(1, 2)
+
+
+def attend_or_call(*args: Any, **options: Any) -> Tensor:
+    """`F.scaled_dot_product_attention`: the op where attention is causal and over time, else torch's."""
+    if _is_causal_over_time(args, options):
+        return scaled_dot_product(*args, **options)
+    return SCALED_DOT_PRODUCT(*args, **options)
+
+
+def _is_causal_over_time(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    query, key = (args[i] if i < len(args) else options[name] for i, name in enumerate(("query", "key")))
+    causal = args[5] if len(args) > 5 else options.get("is_causal", False)
+    return bool(causal) and query.dim() in (3, 4) and isinstance(query.shape[-2], torch.SymInt) and key.dim() == query.dim()

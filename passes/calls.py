@@ -10,14 +10,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from adjcomp.errors import CaptureError
-from adjcomp.passes.packing import restarts
+from adjcomp.passes.packing import jumps, restarts
 
 
 @dataclass(frozen=True)
 class InputTensor:
     """A tensor among the call's arguments: its path ("input_ids", "args[0]"), and where time is (None: it has no time axis).
 
-    restarts: it lists positions that start anew inside a row.
+    restarts: it lists positions that start anew inside a row. jumps: positions, and not each the next of the one before.
     """
 
     path: str
@@ -25,6 +25,7 @@ class InputTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     restarts: bool = False
+    jumps: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallTenso
         if isinstance(leaf, torch.Tensor):
             time_dim = _time_dim(leaf, batch_size, seq_len)
             _check_length(name, leaf, time_dim, batch_size, seq_len)
-            inputs.append(InputTensor(name, time_dim, tuple(map(int, leaf.shape)), leaf.dtype, restarts(name, leaf)))
+            shape = tuple(map(int, leaf.shape))
+            inputs.append(InputTensor(name, time_dim, shape, leaf.dtype, restarts(name, leaf), jumps(name, leaf)))
     return CallTensors(leaves, spec, tuple(inputs), batch_size, seq_len)
 
 

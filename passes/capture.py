@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils import _pytree as pytree
 
 from adjcomp.errors import CaptureError
+from adjcomp.passes import attention
 from adjcomp.passes.calls import CallTensors, InputTensor, describe_call
 from adjcomp.passes.lowering import kernels_as_ops
 from adjcomp.passes.lowering_layers import layers_as_ops
@@ -224,6 +225,8 @@ class _Tracer:
                 return make_fx(self.forward, _allow_non_fake_inputs=True)(*inputs)
         except CaptureError:
             raise
+        except attention.Refused as error:
+            raise CaptureError(f"{self.provenance.last_place()}: {error}") from error
         except GuardOnDataDependentSymNode as error:
             raise CaptureError(
                 f"{self.provenance.last_place()}: a branch or a size that depends on the values of a tensor cannot be "

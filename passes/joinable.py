@@ -40,6 +40,8 @@ def joinable(template: Template, joint: JointGraph | None) -> Joinable | NotJoin
     """Classify the carries of a template; `joint` is its VJP where it has one."""
     if template.window is not None:
         return NotJoinable(f"the adjoint is cut to a window of {template.window} steps")
+    if any(entry.kind is InputKind.PAST for entry in template.inputs):
+        return NotJoinable("it attends to the keys and values of all chunks before")
     carried = carried_nodes(template, template.graph.graph)
     look = _Look(carried)
     reasons = [r for node in carried if (r := look.reason(node)) is not None]

@@ -20,6 +20,23 @@ def restarts(path: str, tensor: torch.Tensor) -> bool:
     return bool((tensor[..., 1:] <= tensor[..., :-1]).any())
 
 
+def jumps(path: str, tensor: torch.Tensor) -> bool:
+    """Whether an input named position_ids, (B, T) or (T,), has anything but the next number after a number."""
+    if not path.endswith(_POSITIONS) or tensor.ndim == 0 or tensor.is_floating_point() or tensor.device.type == "meta":
+        return False
+    return bool((tensor[..., 1:] != tensor[..., :-1] + 1).any())
+
+
+def check_attended(paths: Iterable[tuple[str, bool]]) -> None:
+    """CaptureError for inputs of a model with attention that make several documents of a row: (path, whether positions jump)."""
+    for path, jumping in paths:
+        if path.rsplit(".", 1)[-1] in _BORDERS or jumping:
+            raise CaptureError(
+                f"{path} marks several documents in one row, and attention layers would look from one into another. Pass one "
+                "document a row"
+            )
+
+
 def check_packing(unread: Iterable[tuple[str, bool]]) -> None:
     """CaptureError for inputs that mark borders among those the model does not read: (path, whether positions restart) of
     each.

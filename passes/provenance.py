@@ -108,6 +108,8 @@ class Provenance:
         torch.nn.Module.__call__ = named_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(refuse_apply)  # type: ignore[assignment, method-assign]
         torch.utils.checkpoint._checkpoint_without_reentrant_generator = _no_checkpoint
+        # Modules of torch call it by this name where no mode for torch functions sees it.
+        torch.nn.functional.scaled_dot_product_attention = attention.attend_or_call
         try:
             with _Observer(self):
                 yield
@@ -115,6 +117,7 @@ class Provenance:
             torch.nn.Module.__call__ = call  # type: ignore[method-assign]
             torch.autograd.Function.apply = apply  # type: ignore[method-assign]
             torch.utils.checkpoint._checkpoint_without_reentrant_generator = without_reentrant
+            torch.nn.functional.scaled_dot_product_attention = attention.SCALED_DOT_PRODUCT
 
     def here(self) -> str:
         """The module path and the user's source line at this moment."""
@@ -141,9 +144,8 @@ class _Observer(TorchFunctionMode):
         self.provenance.place = self.provenance.here()
         self.provenance.operating = True
         try:
-            if attention.takes(func, args, kwargs or {}):
-                return self._observe(attention.scaled_dot_product, args, kwargs or {})
-            return self._observe(func, args, kwargs or {})
+            known = attention.attend_or_call if func is attention.SCALED_DOT_PRODUCT else func
+            return self._observe(known, args, kwargs or {})
         finally:
             self.provenance.operating = False
 

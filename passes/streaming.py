@@ -37,8 +37,8 @@ def as_piece(stack: ResidualStack, *, continued: bool) -> Piece:
     for layer in stack.layers:
         if layer.stores:
             raise CaptureError(
-                f"{layer.name} attends over the whole sequence: its keys and values aren't a state that a call hands on. Pass the "
-                "sequence in one call, without a state"
+                f"{layer.name} attends over the whole sequence: its keys and values aren't a state that a call hands on. Pass "
+                "the sequence in one call, without a state"
             )
         carries = []
         for i, info in enumerate(layer.carries):

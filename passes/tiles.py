@@ -10,7 +10,7 @@ from torch import fx
 from adjcomp.errors import CaptureError
 from adjcomp.ir.stack import CarryInfo, InputKind, Layer, OutputKind, StoreInfo, Template, TileInput, TileOutput
 from adjcomp.ir.variant import Coupling, Variant
-from adjcomp.passes.adjoint_window import RECURRENCES, check_recurrences, windowed_shape
+from adjcomp.passes.adjoint_window import RECURRENCES, check_no_attention, check_recurrences, windowed_shape
 from adjcomp.passes.carried import CARRIED_OPS
 from adjcomp.passes.coupling import detach_branches
 from adjcomp.passes.cut import where
@@ -56,6 +56,7 @@ def bind_layers(whole: Whole, tiles: list[Tile], variant: Variant) -> tuple[tupl
             _decouple(tile.graph, len(tiles))
     if variant.adjoint_window is not None:
         check_recurrences((n for tile in tiles for n in tile.graph.carried), variant.adjoint_window)
+        check_no_attention((n for tile in tiles for n in tile.graph.stored), variant.adjoint_window)
     stream_wanted = False
     for tile in tiles:
         template, needs = _finish(whole, tile, stream_wanted, variant.adjoint_window)

@@ -105,12 +105,23 @@ def _matmul(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     if batched:
         return batched[0]
     if of_left is not None and of_right is not None:
-        raise NotLocalError("a matrix product of two sequences pairs every position with every other (attention)")
+        raise NotLocalError(
+            "a matrix product of two sequences pairs every position with every other (attention: written as "
+            "F.scaled_dot_product_attention(…, is_causal=True) it is supported)"
+        )
     layout = of_left or of_right
     extra = context.layout(node.args[0]) if added else None
     if extra is not None and (layout is None or moved(extra, extra.dim - len(shape_of(node.args[0])) + ndim) != layout):
         raise NotLocalError("the added term of a matrix product has another time axis")
     return layout
+
+
+def _scaled_dot_product(context: TimeContext, node: fx.Node) -> TimeLayout | None:
+    """Causal attention over time is an op of ours by now."""
+    raise NotLocalError(
+        "attention over time that isn't causal, or has a mask of its own: F.scaled_dot_product_attention with is_causal=True "
+        "and without attn_mask is supported"
+    )
 
 
 def _embedding(context: TimeContext, node: fx.Node) -> TimeLayout | None:
@@ -246,6 +257,8 @@ RULES: dict[Any, Rule] = {
     **_packets(cat_rule, "cat"),
     **_packets(stack_rule, "stack"),
     **_packets(_matmul, "mm", "addmm", "bmm", "baddbmm"),
+    **_packets(_scaled_dot_product, *(f"_scaled_dot_product_{kind}attention" for kind in ("flash_", "efficient_", "cudnn_"))),
+    **_packets(_scaled_dot_product, "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math"),
     **_packets(_embedding, "embedding"),
     **_packets(_layer_norm, "native_layer_norm", "_fused_rms_norm", "rms_norm"),
     torch.ops.adjcomp.rms_norm: _rms_norm,

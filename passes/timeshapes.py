@@ -25,6 +25,8 @@ def view_rule(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     if layout is None:
         return None
     before, after = shape_of(node.args[0]), shape_of(node)
+    if any(sum(time_factor(size, context.time) != 0 for size in shape) > 1 for shape in (before, after)):
+        raise NotLocalError(f"a view from {before} to {after} has time in several dimensions")
     right = layout.inner * product(before[layout.dim + 1 :])
     for dim, size in enumerate(after):
         factor = time_factor(size, context.time)

@@ -10,11 +10,12 @@ from torch import fx
 
 from adjcomp.errors import CaptureError
 from adjcomp.passes.capture import TracedModel
+from adjcomp.passes.carried import ATTENTION
 from adjcomp.passes.cleanup import clean
 from adjcomp.passes.cut import Cut, find_cut
 from adjcomp.passes.functionalize import functionalize
 from adjcomp.passes.losses import logits_of_losses
-from adjcomp.passes.packing import check_packing
+from adjcomp.passes.packing import check_attended, check_packing
 from adjcomp.passes.reductions import Partial
 from adjcomp.passes.timeanalysis import analyse_time
 from adjcomp.passes.timeaxis import NodeTime, TimeLayout
@@ -91,6 +92,8 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     state, inputs = placeholders[: len(names)], placeholders[len(names) :]
     check_packing((i.path, i.restarts) for n, i in zip(inputs, traced.inputs, strict=True) if not n.users)
+    if graph.find_nodes(op="call_function", target=ATTENTION):
+        check_attended((i.path, i.jumps) for i in traced.inputs)
     layouts: dict[fx.Node, TimeLayout | None] = dict.fromkeys(state)
     layouts.update(
         {n: None if i.time_dim is None else TimeLayout(i.time_dim) for n, i in zip(inputs, traced.inputs, strict=True)}

@@ -2,11 +2,10 @@
 
 A tile function has the signature `(parameters, streams, sides, carries, …) -> (streams, carries, outs, sums)`: the residual chunk
 and the state left by the chunk before come in, the next chunk and state go out. `outs` are per-token outputs of the model, `sums`
-are partial sums over time (a loss) that are added up over chunks. Keys and values of attention are not handed on but kept over the
-whole sequence: each tile adds those of its chunk, and reads those of all chunks before. What no chunk can compute alone stands
-around the tiles: the
-prologue makes whole-sequence sides (shifted labels, masks) and initial states, the epilogue turns sums and outs into the model's
-outputs.
+are partial sums over time (a loss) that are added up over chunks. Keys and values of attention are not handed on but kept over
+the whole sequence: each tile adds those of its chunk, and reads those of all chunks before. What no chunk can compute alone
+stands around the tiles: the prologue makes whole-sequence sides (shifted labels, masks) and initial states, the epilogue turns
+sums and outs into the model's outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The carried ops: recurrences, convolution, attention, norm, loss and random numbers as `torch.library` ops in the namespace `adjcomp`.
+"""The carried ops: recurrences, convolution, attention, norm, loss and random numbers as `torch.library` ops in the namespace
+`adjcomp`.
 
 Time is dimension 1 everywhere. Every recurrence returns its outgoing state; states given and returned carry gradients. Inputs may
 be float64, float32, bfloat16 or float16 and may be mixed; arithmetic and states are float32, or float64 where an input is.

@@ -92,11 +92,15 @@ def solve_machine(
 
     Raises:
         BudgetError: no placement with any of the chunk lengths fits; its `minimum_bytes` does.
-        ValueError: ranges have to be joined by summaries, and some layer's states can't be.
+        ValueError: ranges have to be joined by summaries, and some layer's states can't be; or time is to be shared, and some
+            layer attends to all of it.
     """
     problems = [p for form in forms for p in _problems(*form, machine, seq_len, budget_bytes, candidates)]
     problems = [replace(problem, owned=owned) for problem in problems]
+    _check_attention(problems, options)
     ways = _ways(options, shape, len(machine.devices), any(problem.costs.joins for problem in problems))
+    if _attends(problems):
+        ways = [way for way in ways if way[0] == "layers"]
     tried = [(problem, way) for problem in problems for way in ways]
     if (joined := ("joined", (1, len(machine.devices)))) in ways:
         longer = [length for length in long_candidates if length not in candidates]
@@ -126,6 +130,22 @@ def _modelled(tried: Sequence[tuple[Problem, Way]], devices: int) -> tuple[list[
     waits = not found or devices <= MOST_WAITING
     others = [pair for pair in tried if pair[1][0] != "joined" and (waits or pair[1][0] != "time")]
     return found + solved(others), joined + others
+
+
+def _attends(problems: Sequence[Problem]) -> bool:
+    """Whether some layer reads the keys and values of all chunks before: those stay on one device."""
+    return any(tile.reads_past for tile in problems[0].costs.layers)
+
+
+def _check_attention(problems: Sequence[Problem], options: Options) -> None:
+    """ValueError where devices have to share the time of a model with attention."""
+    if _attends(problems) and (options.placement in ("time", "grid") or options.summaries):
+        names = [tile.name for tile in problems[0].costs.layers if tile.reads_past]
+        asked = f"placement={options.placement!r}" if options.placement in ("time", "grid") else "summaries=True"
+        raise ValueError(
+            f"{asked} cuts time into ranges, and {names[0]} attends to all tokens before its own: its keys and values stay on "
+            "one device. Share layers instead (a mesh dimension 'layers')"
+        )
 
 
 def _check_lanes(problems: Sequence[Problem], ways: Sequence[Way]) -> None:

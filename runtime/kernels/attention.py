@@ -78,8 +78,7 @@ def _blocks(form: _Form, past: Part | None) -> Iterator[Part]:
     if past is None:
         return
     size = past[0].shape[1] if form.is_of(past[0]) and form.is_of(past[1]) else KEY_BLOCK
-    for keys, values in zip(past[0].split(size, 1), past[1].split(size, 1), strict=True):
-        yield keys, values
+    yield from zip(past[0].split(size, 1), past[1].split(size, 1), strict=True)
 
 
 def _join(out: Tensor, norm: Tensor, part: Tensor, part_norm: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,12 +157,13 @@ def _rows(q_bhte: Tensor, k_bgse: Tensor, mask_ts: Tensor | None, causal: bool) 
 
 def _grouped(x_bhte: Tensor, k_bgse: Tensor) -> Tensor:
     """(b, g, h / g, t, e)."""
-    return x_bhte.unflatten(1, (k_bgse.shape[1], -1))
+    groups = k_bgse.shape[1]
+    return x_bhte.view(x_bhte.shape[0], groups, x_bhte.shape[1] // groups, *x_bhte.shape[2:])
 
 
 def _scores(form: _Form, q_bhte: Tensor, k_bgse: Tensor, seen: Tensor | None) -> Tensor:
     """(b, g, h / g, t, s), -inf where a key is hidden."""
-    scores = (_grouped(q_bhte, k_bgse) @ k_bgse[:, :, None].mT).mul_(form.scale)
+    scores: Tensor = (_grouped(q_bhte, k_bgse) @ k_bgse[:, :, None].mT).mul_(form.scale)
     return scores if seen is None else scores.masked_fill_(~seen, -torch.inf)
 
 
@@ -256,7 +256,7 @@ def _vjp(
     """Cotangents of q, k and v in the dtype of the arithmetic; adds to `sums` those of earlier keys and values."""
     q, k, v = given
     form = _form(q, k, v, scale)
-    sent = _Sent(form, *(form.heads_first(x) for x in (q, dy, y)), normaliser.transpose(1, 2))
+    sent = _Sent(form, form.heads_first(q), form.heads_first(dy), form.heads_first(y), normaliser.transpose(1, 2))
     if _is_narrow(window, k, past):
         grads = _banded_vjp(sent, (k, v), past, window, sums)
     else:

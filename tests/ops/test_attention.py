@@ -103,7 +103,7 @@ def test_the_blocks_of_other_devices_give_what_the_fused_kernel_gives(monkeypatc
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"k": (2, 5, 3, 4)}, "divides"),
+        ({"k": (2, 5, 3, 4), "v": (2, 5, 3, 4)}, "divides"),
         ({"v": (2, 4, 2, 4)}, "argument `v`"),
         ({"past_k": (2, 3, 2, 4)}, "past_v"),
         ({"window": 0}, "window"),
