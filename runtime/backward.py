@@ -53,15 +53,17 @@ class Backward:
         return users
 
     def start(self, first: int, last_layer: int) -> None:
-        """Make the last adjoint states of some layers and, unless they come by layer, all accumulators."""
+        """Make the last adjoint states of some layers, room for what comes back to keys and, unless they come by layer, all
+        accumulators.
+        """
         last = self.tiles.executable.plan.costs.chunk_count - 1
         for k in range(len(self.stack.layers)):
             layer, template = self.tiles.layer(k)
             programs = self.tiles.executable.tile(k, last)
-            if k <= self.active_top and k in self.layers and not self.by_layer:
-                self._make_accumulators(layer, template, programs)
-                if layer.stores:
-                    self.stores[k] = [self._store_sum(info) for info in layer.stores]
+            if k <= self.active_top and k in self.layers:
+                self.stores[k] = [self._store_sum(info) for info in layer.stores]
+                if not self.by_layer:
+                    self._make_accumulators(layer, template, programs)
             if first <= k <= last_layer and programs.vjp is not None and any(_takes_adjoint(template)):
                 self.tiles.values[adjoint(k, last)] = self._last_adjoint(layer, template)
 
