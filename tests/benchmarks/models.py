@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from transformers import MambaConfig, MambaForCausalLM
@@ -16,19 +17,28 @@ TIGHT_CHUNK = 1024  # tokens; shorter chunks need less memory still, and pay for
 Run = Callable[[], torch.Tensor]
 
 
+class Budget(StrEnum):
+    """TIGHT: the smallest that recomputes no tile more than once."""
+
+    TIGHT = "tight"
+    UNLIMITED = "unlimited"
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One model, one context, one budget ("tight": the smallest with one recompute; "unlimited")."""
+    """One model, one context, one budget. Where a context has one budget, its name leaves it out."""
 
     width: int
     layers: int
     tokens: int
-    budget: str
+    budget: Budget
+    one_budget: bool = False
 
     @property
     def name(self) -> str:
         """As in the tables: mamba-d256-l4-t8192-tight."""
-        return f"mamba-d{self.width}-l{self.layers}-t{self.tokens}-{self.budget}"
+        shape = f"mamba-d{self.width}-l{self.layers}-t{self.tokens}"
+        return shape if self.one_budget else f"{shape}-{self.budget}"
 
     def model(self) -> MambaForCausalLM:
         """A random transformers Mamba in train mode, float32."""
@@ -66,9 +76,9 @@ def with_mambapy(model: MambaForCausalLM, ids: torch.Tensor) -> Run:
     return plain(model, ids)
 
 
-def compiled(model: MambaForCausalLM, ids: torch.Tensor, budget: str) -> torch.nn.Module:
+def compiled(model: MambaForCausalLM, ids: torch.Tensor, budget: Budget) -> torch.nn.Module:
     """adjcomp by the plan of a workload's budget."""
-    if budget == "unlimited":
+    if budget is Budget.UNLIMITED:
         return adjcomp.compile(model)
     return adjcomp.compile(model, plan=tight_plan(model, ids))
 

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from models import Workload
+from models import Budget, Workload
 
 import adjcomp
 from adjcomp.captures import Captures
@@ -46,7 +46,7 @@ def main() -> None:
     if options.busy:
         torch.set_num_threads(1)
         time.perf_counter = time.process_time  # also what calibration and the figures of a step read
-    workload = Workload(options.width, options.layers, options.tokens, "predictions")
+    workload = Workload(options.width, options.layers, options.tokens, Budget.UNLIMITED, one_budget=True)
     print(f"{'budget':>12} {'chunk':>6} {'predicted s':>12} {'measured s':>11} {'off':>8} {'peak off by':>12}", flush=True)
     rows = []
     for row in measure(workload, options.steps):
