@@ -7,7 +7,7 @@ its adjoint arrives: with `lag` stages behind it, a stage has the internals of u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from adjcomp.passes.place.problem import Problem, internals, span, span_bytes
@@ -37,7 +37,7 @@ def stage(problem: Problem, device: int, first: int, last: int, lag: int) -> Sta
     for candidate in (None, *_by_worth(problem, first, last, lag)):
         if candidate is not None:
             again.add(candidate)
-        live, room = _live(problem, first, last, again), free - _once_more(problem, again)
+        live, room = _live(problem, first, last, again), free - once_more(problem, again)
         if flying * live <= room:
             most = min(count, _most_held(room, span_bytes(problem.sums.internals, first, last), live, flying))
             return Stage(device, first, last, lag, most, most, frozenset(again))
@@ -123,6 +123,6 @@ def _live(problem: Problem, first: int, last: int, again: set[int]) -> int:
     return kept + sum(layers[k - 1].stream_bytes for k in again if k > 0)
 
 
-def _once_more(problem: Problem, again: set[int]) -> int:
+def once_more(problem: Problem, again: Set[int]) -> int:
     """Bytes of the internals of one tile that runs a second time."""
     return max((internals(problem.costs, k) for k in again), default=0)

@@ -63,6 +63,18 @@ def _wanted(bottom: int, stations: Sequence[Station]) -> tuple[bool, ...]:
     return tuple(mode.held < size for mode in lowest.modes)
 
 
+def pieces_of(station: Station, wave: Sequence[bool], bottom: int) -> list[tuple[bool, int]]:
+    """(whether it is the wave, chunk) in the order of a station's backward; `wave` says for its chunks whether that comes by."""
+    ahead = [] if station.above is None else [c for c, comes in zip(station.chunks, wave, strict=True) if comes]
+    pieces = []
+    for chunk in reversed(station.chunks):
+        while ahead and ahead[-1] >= chunk - station.lag * station.chunks.step:
+            pieces.append((True, ahead.pop()))
+        if station.last >= bottom:
+            pieces.append((False, chunk))
+    return pieces
+
+
 def station_actions(costs: StackCosts, bottom: int, stations: Sequence[Station], index: int) -> tuple[Action, ...]:
     """The actions of station `index` in its order, with what each drops."""
     waves = reached(bottom, stations)
@@ -110,7 +122,7 @@ class _Writer:
 
     def backward(self) -> None:
         """The wave and the adjoints in turns, then the gradients."""
-        pieces = list(self._pieces())
+        pieces = pieces_of(self.station, tuple(self.wave.values()), self.bottom)
         self._room(pieces[0] if pieces else None)
         for index, piece in enumerate(pieces):
             self._room(pieces[index + 1] if index + 1 < len(pieces) else None)
@@ -140,18 +152,6 @@ class _Writer:
     def _own(self, wanted: bool) -> tuple[int, int]:
         """First and last layer of the station, or of none."""
         return (self.station.first, self.station.last) if wanted else (self.station.first, self.station.first - 1)
-
-    def _pieces(self) -> list[tuple[bool, int]]:
-        """(whether it is the wave, chunk) in order."""
-        chunks, adjoints = self.station.chunks, self.station.last >= self.bottom
-        pieces = []
-        ahead = [] if self.on_top else [chunk for chunk in chunks if self.wave[chunk]]
-        for chunk in reversed(chunks):
-            while ahead and ahead[-1] >= chunk - self.station.lag * chunks.step:
-                pieces.append((True, ahead.pop()))
-            if adjoints:
-                pieces.append((False, chunk))
-        return pieces
 
     def _room(self, piece: tuple[bool, int] | None) -> None:
         """Make room for what a piece of work reads from another device."""

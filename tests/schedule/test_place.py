@@ -202,4 +202,4 @@ def test_the_printed_plan_says_where_everything_is() -> None:
 
 @pytest.mark.slow
 def test_a_hybrid_of_64_layers_on_8_unequal_devices_plans_near_its_bound() -> None:
-    assert placed(hybrid_stack(), eight_unequal_devices(), 4 * GIB, None).gap < 0.051
+    assert placed(hybrid_stack(), eight_unequal_devices(), 4 * GIB, None).gap < 0.03
