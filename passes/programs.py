@@ -43,9 +43,11 @@ def tile_programs(template: Template, split: Split | None, length: int) -> TileP
     forward = _Lowering(template.graph.graph, at, "forward").results_owned().build()
     if split is None:
         return TilePrograms(forward, None, None, 0, (), (), (), ())
-    keeping = _Lowering(split.forward, at, "forward, keeping").results_owned().build()
     results = list(next(n for n in split.forward.nodes if n.op == "output").args[0])
     saved = results[len(template.outputs) :]
+    lowering = _Lowering(split.forward, at, "forward, keeping")
+    lowering.kept = {*saved}.difference(results[: len(template.outputs)])
+    keeping = lowering.results_owned().build()
     return TilePrograms(
         forward=forward,
         keeping=keeping,
@@ -101,6 +103,7 @@ class _Lowering:
         self.nodes = list(graph.nodes)
         self.results: list[fx.Node] = list(self.nodes[-1].args[0])
         self.owned: set[fx.Node] = set()
+        self.kept: set[fx.Node] = set()  # results for the VJP, which views them in the order of dimensions that they were made in
         self.accumulate: dict[fx.Node, list[int]] = {}
         self.copied: dict[fx.Node, Slot] = {}
         self.memo: dict[fx.Node, Any] = {}
@@ -158,13 +161,19 @@ class _Lowering:
         result = self._slot(value)
         self.memo[node] = result
         target = node.target
-        if target is aten.addmm.default and not kwargs and is_fresh(node.all_input_nodes[0]):
+        if target is aten.addmm.default and not kwargs and self._holds_sum(node):
             target = aten.addmm_.default
         fresh = not is_alias(node) and target not in (operator.getitem, aten.addmm_.default)
         self.steps.append(Compute(target, args, kwargs, result, allocates=fresh))
         for user in node.users:  # the parts of a result right away, so that nobody holds the unused ones
             if user.target is operator.getitem:
                 self._emit(user)
+
+    def _holds_sum(self, node: fx.Node) -> bool:
+        """Whether the product can be added in place: to a value made for it, and no bias that is broadcast."""
+        added = node.all_input_nodes[0]
+        sizes = [shape_at(n.meta["val"], self.at.time, self.at.length) for n in (added, node)]
+        return is_fresh(added) and sizes[0] == sizes[1]
 
     def _arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def look(argument: Any) -> Any:
@@ -281,7 +290,7 @@ class _Lowering:
         slot: Slot = self.memo[node]
         value = node.meta["val"]
         root = storage_root(node)
-        dense = _is_dense(value, self.at) and (root.op != "placeholder" or self._may_alias(root))
+        dense = _is_dense(value, self.at, node in self.kept) and (root.op != "placeholder" or self._may_alias(root))
         if not self.copy_results or (dense and (root is node or _same_bytes(root, node, self.at))):
             return slot
         if node not in self.copied:
@@ -300,10 +309,13 @@ def _same_bytes(root: fx.Node, node: fx.Node, at: Target) -> bool:
     return isinstance(root.meta["val"], torch.Tensor) and _storage_bytes(root, at) == _storage_bytes(node, at)
 
 
-def _is_dense(value: torch.Tensor, at: Target) -> bool:
+def _is_dense(value: torch.Tensor, at: Target, any_order: bool) -> bool:
+    """Whether a value fills its storage: row by row, or with its dimensions in any order."""
+    strides = [size_at(stride, at.time, at.length) for stride in value.stride()]
+    pairs = [*zip(shape_at(value, at.time, at.length), strides, strict=True)]
     expected = 1
-    for size, stride in zip(reversed(shape_at(value, at.time, at.length)), reversed(value.stride()), strict=True):
-        if size != 1 and size_at(stride, at.time, at.length) != expected:
+    for size, stride in sorted(pairs, key=lambda pair: pair[1]) if any_order else reversed(pairs):
+        if size != 1 and stride != expected:
             return False
         expected *= size
     return True

@@ -57,9 +57,14 @@ def refuse_modules(model: torch.nn.Module) -> None:
             )
 
 
+# Of transformers: one marks embeddings as wanting a gradient, the other collects what layers return for the model's own output,
+# which the trace sees.
+_HARMLESS = ("make_inputs_require_grads", "output_capturing_hook")
+
+
 def _lasting(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Hooks other than those by which transformers only marks embeddings as wanting a gradient."""
-    return [hook for hook in hooks.values() if getattr(hook, "__name__", "") != "make_inputs_require_grads"]
+    """Hooks other than those that do nothing beside what is traced."""
+    return [hook for hook in hooks.values() if getattr(hook, "__name__", "") not in _HARMLESS]
 
 
 class Provenance:

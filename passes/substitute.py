@@ -15,6 +15,9 @@ import torch
 
 from adjcomp.errors import CaptureError
 
+# By this transformers remembers that a model has the hooks that collect outputs; it puts them in when they are first asked for.
+_LASTING = "_output_capturing_hooks_installed"
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -27,8 +30,9 @@ class _Held:
 
     def restore(self) -> None:
         """Put back everything, whatever was assigned meanwhile."""
+        lasting = {key: value for key, value in self.module.__dict__.items() if key == _LASTING}
         self.module.__dict__.clear()
-        self.module.__dict__.update(self.attributes)
+        self.module.__dict__.update(self.attributes, **lasting)
         for table, content in ((self.module._parameters, self.parameters), (self.module._buffers, self.buffers)):
             table.clear()
             table.update(content)  # type: ignore[arg-type]
@@ -62,7 +66,7 @@ def check_attributes(model: torch.nn.Module, before: Mapping[int, Mapping[str, o
     for name, module in model.named_modules():
         known = before[id(module)]
         for key, value in vars(module).items():
-            if key not in known or (known[key] is not value and not _same(known[key], value)):
+            if key != _LASTING and (key not in known or (known[key] is not value and not _same(known[key], value))):
                 raise CaptureError(
                     f"module {name or 'the root'!r} ({type(module).__name__}) assigns its attribute {key!r} in forward: "
                     "a compiled call would not. Keep what changes in a buffer, or set it outside of forward"
