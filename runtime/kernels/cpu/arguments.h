@@ -27,6 +27,26 @@ template <class T> inline Rows<T> rows(const Matrix& m, int64_t b, int64_t t, in
   return {static_cast<T*>(m.data) + b * m.batch_stride + t * m.time_stride + inner, m.time_stride};
 }
 
+// Whether rows of whole vectors may go past the caches: results that are too large to be there still when they are read, and whose
+// places would have to be read before they are written. They must be aligned.
+constexpr int64_t kPastCaches = 2 << 20;  // bytes of each
+template <class T> inline bool past_caches(const Matrix& m, int64_t batch, int64_t steps, int64_t inner) {
+  const int64_t odd = reinterpret_cast<intptr_t>(m.data) | m.batch_stride * sizeof(T) | m.time_stride * sizeof(T);
+  return odd % ADJCOMP_VECTOR_BYTES == 0 && batch * steps * inner * int64_t(sizeof(T)) >= kPastCaches;
+}
+template <class T> inline void store(T* p, Vec<T> v, bool past) {
+#if defined(__AVX512F__)
+  if (past) return _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)v);
+#endif
+  store<T>(p, v);
+}
+// Orders what went past the caches before what other threads do next.
+inline void finish_stores() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
+}
+
 // Uninitialised scratch, aligned for any vector.
 template <class T> struct Aligned {
   explicit Aligned(int64_t count) : data(static_cast<T*>(std::aligned_alloc(64, (sizeof(T) * count + 64) / 64 * 64))) {}
@@ -35,32 +55,42 @@ template <class T> struct Aligned {
   T* data;
 };
 
-// Brings the rows of a later block to L2, a vector of each per call, so that memory works while the cores compute. Whole rows in turn:
-// a column of vectors would open a new page of memory with each one, and no hardware prefetcher would see them coming.
+// Brings the rows of a later block to L2, a few vectors per call, so that memory works while the cores compute. Whole rows in turn:
+// a column of vectors would open a new page of memory with each one, and no hardware prefetcher would see them coming. In small
+// portions: a core waits when it has more than a dozen lines under way.
 template <class T, int Most> struct Ahead {
   struct Target {
     Rows<T> rows;
     int64_t steps;
     bool write;
   };
-  explicit Ahead(int64_t vectors) : width(vectors) {}
-  int64_t width, count = 0, step = 0, vector = 0;
+  // `calls`: how often each step of a block will call `fetch` for each vector.
+  Ahead(int64_t vectors, int64_t calls) : width(vectors), calls(calls) {}
+  const int64_t width, calls;
+  int64_t count = 0, portion = 0, target = 0, step = 0, vector = 0;
+  const T* at = nullptr;
   Target targets[Most];
-  void start() { count = step = vector = 0; }
+  void start() { count = target = step = vector = 0; }
   void add(const Rows<T>& rows, int64_t steps, bool write) {
-    if (rows && steps > 0) targets[count++] = {rows, steps, write};
+    if (!rows || steps <= 0) return;
+    targets[count++] = {rows, steps, write};
+    at = targets[0].rows.first;
+    portion = (count + calls - 1) / calls;
   }
   void fetch() {
-    for (int64_t i = 0; i < count; ++i) {
-      const Target& target = targets[i];
-      if (step >= target.steps) continue;
-      const T* at = target.rows.at(step) + vector * lanes<T>;
-      if (target.write)
+    for (int64_t i = 0; i < portion && target < count; ++i) {
+      if (targets[target].write)
         __builtin_prefetch(at, 1, 2);
       else
         __builtin_prefetch(at, 0, 2);
+      at += lanes<T>;
+      if (++vector == width) next_row();
     }
-    if (++vector == width) vector = 0, ++step;
+  }
+  void next_row() {
+    vector = 0;
+    if (++step == targets[target].steps) step = 0, ++target;
+    if (target < count) at = targets[target].rows.at(step);
   }
 };
 

@@ -4,9 +4,11 @@
 //
 // Legend: b batch, t time, d channels, n states; s step of a block, v vector of channels.
 #pragma once
+#include <limits>
+
 #include "activations.h"
 #include "arguments.h"
-#include "simd.h"
+#include "folds.h"
 
 namespace adjcomp {
 
@@ -74,22 +76,47 @@ enum class Reach {
 };
 constexpr bool shifted(Reach r) { return r == Reach::kShort || r == Reach::kDouble; }  // whether a - 1 stands for a
 
-// (e^w - 1) / w for -1.5 ln 2 <= w <= 0, minimax (8e-8).
+// (e^w - 1) / w for -1.5 ln 2 <= w <= 0, minimax (8e-8), lowest power first.
 constexpr double kGrowth[] = {0.9999999215551496,   0.49999444717195735,  0.1666028548011162,
                               0.041396688734065594, 0.0078088635244312485, 0.0008998907733797784};
+template <class T> constexpr int kTerms = std::is_same<T, float>::value ? 6 : 0;
 
-// One state's A of a vector of channels, and A log2 e.
+// One state's A of a vector of channels, A log2 e, and the polynomial of e^(δ A) - 1 in δ: its coefficients are those of `kGrowth`
+// times powers of A, so that δ A itself is never taken.
 template <class T> struct Rate {
-  Vec<T> plain, log2;
+  Vec<T> plain, log2, growth[kTerms<T> + 1];
 };
 
-// The rates of one vector of channels, (n), and the extremes of A log2 e per channel.
+// The rates of one vector of channels, (n), and the extremes of A log2 e per channel. Powers of A are taken in `unit`, a power of two
+// near a channel's largest |A|, and δ in its inverse: they stay in range.
 template <class T> struct Decay {
   Rate<T>* rates;
-  Vec<T> low, high;
+  Vec<T> low, high, unit, inverse;
 };
+
+// The power of two at or below each of these positive numbers, of which the least and largest are cut.
+inline VecFloat power_below(VecFloat v) {
+  const VecFloat cut = clamp<float>(v, 0x1p-120f, 0x1p120f);
+  VecInt bits;
+  std::memcpy(&bits, &cut, sizeof bits);
+  bits &= 0x7f800000;
+  std::memcpy(&v, &bits, sizeof bits);
+  return v;
+}
+inline VecDouble power_below(VecDouble) { return splat<double>(1); }
+
+template <class T> void pack_growth(const Decay<T>& decay, int64_t states) {
+  for (int64_t n = 0; n < states; ++n) {
+    const Vec<T> rate = decay.rates[n].plain * decay.inverse;
+    Vec<T> power = rate;
+    for (int k = 0; k < kTerms<T>; ++k, power *= rate) {
+      const Vec<T> term = power * T(kGrowth[k]);  // none is subnormal: products of such take a hundred times as long
+      decay.rates[n].growth[k] = (term < 0 ? -term : term) < std::numeric_limits<T>::min() ? Vec<T>{} : term;
+    }
+  }
+}
 template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count, Rate<T>* rates) {
-  Decay<T> decay{rates, Vec<T>{}, Vec<T>{}};
+  Decay<T> decay{rates, Vec<T>{}, Vec<T>{}, Vec<T>{}, Vec<T>{}};
   const T* A = static_cast<const T*>(a.A);
   for (int64_t n = 0; n < a.states; ++n) {
     alignas(64) T plain[lanes<T>] = {}, log2[lanes<T>] = {};
@@ -101,51 +128,51 @@ template <class T> Decay<T> pack_decay(const Arguments& a, int64_t d0, int count
     decay.low = rates[n].log2 < decay.low ? rates[n].log2 : decay.low;
     decay.high = rates[n].log2 > decay.high ? rates[n].log2 : decay.high;
   }
+  decay.unit = power_below(decay.high - decay.low);
+  decay.inverse = T(1) / decay.unit;
+  pack_growth<T>(decay, a.states);
   return decay;
 }
 
-template <class T, Reach R> inline Vec<T> scaled_for(Vec<T> delta) { return R == Reach::kDouble ? delta * T(0.5) : delta; }
-
-// a = e^(δ A), or a - 1 where `shifted`, which loses less in slow states; `scaled` is δ as `scaled_for` leaves it for
-// this reach.
-template <class T, Reach R> inline Vec<T> decay_of(Vec<T> scaled, const Rate<T>& rate) {
-  if constexpr (!shifted(R)) return exp2_product<T, R == Reach::kNormal>(scaled, rate.log2);
-  const Vec<T> v = scaled * rate.plain;
-  Vec<T> q = splat<T>(T(kGrowth[5]));
-#pragma GCC unroll 5
-  for (int k = 4; k >= 0; --k) q = q * v + T(kGrowth[k]);
-  const Vec<T> w = q * v;
-  return R == Reach::kShort ? w : w * w + (w + w);
+// Copies the rates of `count` states as this reach wants them: the polynomials of the square root where it takes that.
+template <class T, Reach R, int count> inline void copy_rates(const Rate<T>* from, Rate<T>* to) {
+#pragma GCC unroll 4
+  for (int i = 0; i < count; ++i) {
+    to[i] = from[i];
+    T half = T(0.5);
+#pragma GCC unroll 6
+    for (int k = 0; k < kTerms<T> && R == Reach::kDouble; ++k, half *= T(0.5)) to[i].growth[k] *= half;
+  }
 }
-// The same of `count` states, step by step side by side: each alone is a chain of dependent operations.
-template <class T, Reach R, int count> inline void decays_of(Vec<T> scaled, const Rate<T>* rates, Vec<T>* out) {
-  if constexpr (!shifted(R) || count == 1) {
+
+// a = e^(δ A), or a - 1 where `shifted`, which loses less in slow states, of `count` states; δ is in the channel's unit where
+// `shifted`. Level by level: each decay alone is a chain of dependent operations.
+template <class T, Reach R, int count> inline void decays_of(Vec<T> delta, const Rate<T>* rates, Vec<T>* out) {
+  if constexpr (!shifted(R)) {
 #pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) out[i] = decay_of<T, R>(scaled, rates[i]);
+    for (int i = 0; i < count; ++i) out[i] = exp2_product<T, R == Reach::kNormal>(delta, rates[i].log2);
   } else {
-    Vec<T> v[count];
 #pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) v[i] = scaled * rates[i].plain, out[i] = splat<T>(T(kGrowth[5]));
-#pragma GCC unroll 5
-    for (int k = 4; k >= 0; --k)
+    for (int i = 0; i < count; ++i) out[i] = delta * rates[i].growth[5] + rates[i].growth[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < count; ++i) out[i] = out[i] * v[i] + T(kGrowth[k]);
+    for (int k = 3; k >= 0; --k)
 #pragma GCC unroll 4
-    for (int i = 0; i < count; ++i) out[i] *= v[i];
+      for (int i = 0; i < count; ++i) out[i] = out[i] * delta + rates[i].growth[k];
+#pragma GCC unroll 4
+    for (int i = 0; i < count; ++i) out[i] *= delta;
 #pragma GCC unroll 4
     for (int i = 0; i < count && R == Reach::kDouble; ++i) out[i] = out[i] * out[i] + (out[i] + out[i]);
   }
 }
-template <class T, int count> inline Vec<T> total(const Vec<T>* sum) {
-  if constexpr (count == 4) return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  return sum[0];
-}
 template <class T, Reach R> inline Vec<T> times(Vec<T> decay, Vec<T> v) { return shifted(R) ? decay * v + v : decay * v; }
 
-// What the steps of a block read: δ, x and δ x.
+// What the states read of a block's steps: δ, in the channel's unit where the block's reach is `shifted`, and δ x.
 template <class T, int Steps> struct Inputs {
-  Vec<T> delta[Steps], x[Steps], u[Steps];
+  Vec<T> delta[Steps], u[Steps];
 };
+template <class T, Reach R> inline void scale(Vec<T>* deltas, int steps, Vec<T> unit) {
+  for (int s = 0; s < steps && shifted(R); ++s) deltas[s] *= unit;
+}
 
 // From the largest |log2 a|, the least δ and the largest A log2 e of each channel.
 template <class T> inline Reach reach_of(Vec<T> most, Vec<T> least_delta, Vec<T> most_rate) {
@@ -165,35 +192,45 @@ template <class T, class F> void with_reach(Reach reach, F run) {
   run(Known<Reach::kAny>());
 }
 
+template <class T> constexpr int kPart = can_fold<T> ? 4 : 1;  // states that go through a block together
+
+// Calls `run` with each part's index, its first state, and its size as a type.
+template <class T, class F> inline void each_part(int64_t states, F run) {
+  int part = 0, n = 0;
+  for (; states - n >= kPart<T>; n += kPart<T>) run(part++, n, std::integral_constant<int, kPart<T>>());
+  for (; n < states; ++n) run(part++, n, std::integral_constant<int, 1>());
+}
+template <class T> inline int64_t parts(int64_t states) { return states / kPart<T> + states % kPart<T>; }
+
 constexpr int kAbreast = 4;  // steps whose activations are taken side by side
 
-// Calls `run` with the first of every few steps; arrays have room for all of them.
-template <class F> inline void few_at_a_time(int steps, F run) {
-  for (int s = 0; s < steps; s += kAbreast) run(s);
-}
-// The rows of a block, and zeros where the last few steps aren't complete.
-template <class T> inline void load_rows(const Rows<T>& from, int steps, Vec<T>* to) {
-  for (int s = 0; s < steps; ++s) to[s] = load<T>(from.at(s));
-  for (int s = steps; s % kAbreast; ++s) to[s] = Vec<T>{};
+// Rows s .. s + kAbreast - 1; zeros where there are none.
+template <class T> inline void load_few(const Rows<T>& from, int s, int steps, Vec<T>* to) {
+  const bool all = s + kAbreast <= steps;
+#pragma GCC unroll 4
+  for (int i = 0; i < kAbreast; ++i) to[i] = all || s + i < steps ? load<T>(from.at(s + i)) : Vec<T>{};
 }
 
-// The slopes of softplus as well where `slopes` isn't null.
-template <class T, int Steps>
-Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay,
-                  Inputs<T, Steps>& in, Vec<T>* slopes = nullptr) {
+// Reads x and dt, and calls `each` with the first of every few steps, their x, and the slopes of softplus.
+template <class T, int Steps, class F>
+inline Reach read_inputs(const Rows<T>& x, const Rows<T>& dt, int steps, Vec<T> bias, bool softplus, const Decay<T>& decay,
+                         Inputs<T, Steps>& in, F each) {
   Vec<T> low{}, high{};
-  load_rows<T>(x, steps, in.x);
-  load_rows<T>(dt, steps, in.delta);
-  for (int s = 0; s < steps; ++s) in.delta[s] += bias;
-  if (softplus && slopes)
-    few_at_a_time(steps, [&](int s) { softpluses<T, kAbreast>(in.delta + s, in.delta + s, slopes + s); });
-  else if (softplus)
-    few_at_a_time(steps, [&](int s) { softpluses<T, kAbreast>(in.delta + s, in.delta + s, nullptr); });
-  for (int s = 0; s < steps; ++s) {
-    const Vec<T> delta = in.delta[s];
-    in.u[s] = delta * in.x[s];
-    low = delta < low ? delta : low;
-    high = delta > high ? delta : high;
+  for (int s = 0; s < steps; s += kAbreast) {  // the arrays have room for whole multiples
+    Vec<T> few[kAbreast], delta[kAbreast], slope[kAbreast];
+    load_few<T>(x, s, steps, few);
+    load_few<T>(dt, s, steps, delta);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) delta[i] += bias;
+    if (softplus) softpluses<T, kAbreast>(delta, delta, slope);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) {
+      in.delta[s + i] = delta[i];
+      in.u[s + i] = delta[i] * few[i];
+      low = delta[i] < low ? delta[i] : low;
+      high = delta[i] > high ? delta[i] : high;
+    }
+    each(s, few, slope);
   }
   return reach_of<T>((high - low) * (decay.high - decay.low), low, decay.high);
 }

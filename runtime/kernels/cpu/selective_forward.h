@@ -8,6 +8,7 @@ namespace adjcomp {
 
 template <class T> struct ForwardBlock {
   int steps, states;
+  bool past;  // y goes past the caches
   Rows<T> x, dt, z, y, B, C;
   Vec<T> bias, skip;
   Ahead<T, 4>* ahead;
@@ -15,64 +16,62 @@ template <class T> struct ForwardBlock {
   Vec<T> sum[kKept];
 };
 
-// K states (or `count` where K is 0) through one block; their share of y is added to `sum`, and y written by the Last of them: there,
-// since stores that follow each other closely would wait for memory.
-template <class T, int K, Reach R, bool Last>
-void forward_part(ForwardBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* h) {
-  const int size = K ? K : count;
-  constexpr int width = K ? 4 : 1;  // states side by side
-  Vec<T> local[K ? K : 1];
-#pragma GCC unroll 16
-  for (int n = 0; n < K; ++n) local[n] = h[n];
-  Vec<T>* state = K ? local : h;
+// K states through one block; their share of y is added to `sum`. All that a step needs of them stays in registers, and each level of
+// the states' chains of operations stands together.
+template <class T, int K, Reach R> void forward_part(ForwardBlock<T>& k, int n0, const Rate<T>* rates, Vec<T>* h) {
+  Vec<T> state[K], decay[K];
+  Rate<T> own[K];
+  copy_rates<T, R, K>(rates, own);
+#pragma GCC unroll 4
+  for (int n = 0; n < K; ++n) state[n] = h[n];
   for (int s = 0; s < k.steps; ++s) {
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> scaled = scaled_for<T, R>(k.in.delta[s]), u = k.in.u[s];
-    if (n0 == 0) k.ahead->fetch();
-    Vec<T> sum[width] = {};
-    sum[0] = n0 ? k.sum[s] : k.skip * k.in.x[s];
-#pragma GCC unroll 16
-    for (int n = 0; n < size; n += width) {
-      Vec<T> decay[width];
-      decays_of<T, R, width>(scaled, rates + n, decay);
+    const Vec<T> u = k.in.u[s];
+    k.ahead->fetch();
+    decays_of<T, R, K>(k.in.delta[s], own, decay);
+    Vec<T> sum = k.sum[s];
 #pragma GCC unroll 4
-      for (int i = 0; i < width; ++i) {
-        state[n + i] = times<T, R>(decay[i], state[n + i]) + u * B[n + i];
-        sum[i] += state[n + i] * C[n + i];
-      }
-    }
-    const Vec<T> y = total<T, width>(sum);
-    k.sum[s] = y;
+    for (int n = 0; n < K; ++n) state[n] = times<T, R>(decay[n], state[n]);
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) state[n] += u * B[n];
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) sum += state[n] * C[n];
+    k.sum[s] = sum;
   }
-#pragma GCC unroll 16
-  for (int n = 0; n < K; ++n) h[n] = local[n];
-}
-
-template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Rate<T>* rates, Vec<T>* h) {
-  constexpr int part = 16;
-  int n = 0;
-  for (; k.states - n > part; n += part) forward_part<T, part, R, false>(k, n, part, rates + n, h + n);
-  if (k.states - n == part)
-    forward_part<T, part, R, true>(k, n, part, rates + n, h + n);
-  else
-    forward_part<T, 0, R, true>(k, n, k.states - n, rates + n, h + n);
-}
-
-template <class T> void gate_outputs(ForwardBlock<T>& k) {
-  Vec<T> z[kKept], open[kAbreast];
-  load_rows<T>(k.z, k.steps, z);
-  few_at_a_time(k.steps, [&](int s) {
-    sigmoids<T, kAbreast>(z + s, open);
 #pragma GCC unroll 4
-    for (int i = 0; i < kAbreast; ++i) k.sum[s + i] *= z[s + i] * open[i];
-  });
+  for (int n = 0; n < K; ++n) h[n] = state[n];
+}
+
+template <class T, Reach R> void forward_parts(ForwardBlock<T>& k, const Decay<T>& decay, Vec<T>* h) {
+  scale<T, R>(k.in.delta, k.steps, decay.unit);
+  each_part<T>(k.states, [&](int, int n, auto size) { forward_part<T, size.value, R>(k, n, decay.rates + n, h + n); });
+}
+
+template <class T> void write_outputs(const ForwardBlock<T>& k) {
+  for (int s = 0; s < k.steps; s += kAbreast) {
+    Vec<T> z[kAbreast], y[kAbreast], open[kAbreast];
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) y[i] = k.sum[s + i];
+    if (k.z) {
+      load_few<T>(k.z, s, k.steps, z);
+      sigmoids<T, kAbreast>(z, open);
+#pragma GCC unroll 4
+      for (int i = 0; i < kAbreast; ++i) y[i] *= z[i] * open[i];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i)
+      if (s + i < k.steps) store<T>(k.y.at(s + i), y[i], k.past);
+  }
 }
 
 template <class T> void forward_block(ForwardBlock<T>& k, bool softplus, const Decay<T>& decay, Vec<T>* h) {
-  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in);
-  with_reach<T>(reach, [&](auto known) { forward_parts<T, known.value>(k, decay.rates, h); });
-  if (k.z) gate_outputs<T>(k);
-  for (int s = 0; s < k.steps; ++s) store<T>(k.y.at(s), k.sum[s]);
+  const auto each = [&](int s, const Vec<T>* x, const Vec<T>*) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) k.sum[s + i] = k.skip * x[i];
+  };
+  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, softplus, decay, k.in, each);
+  with_reach<T>(reach, [&](auto known) { forward_parts<T, known.value>(k, decay, h); });
+  write_outputs<T>(k);
 }
 
 template <class T> void forward_task(const Walk<T, kKept>& walk) {
@@ -82,9 +81,10 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   Aligned<Vec<T>> h(walk.vectors() * states);
   Aligned<Decay<T>> decays(walk.vectors());
   Tail<T, kKept> x, dt, z, y;
-  Ahead<T, 4> ahead(walk.vectors());
+  Ahead<T, 4> ahead(walk.vectors(), parts<T>(states));
   ForwardBlock<T> k;
   k.ahead = &ahead;
+  const bool past = past_caches<T>(a.y, a.batch, a.steps, a.channels);
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const int64_t at = v - walk.first;
     decays.data[at] = pack_decay<T>(a, v * lanes<T>, walk.count(v), rates.data + at * states);
@@ -93,7 +93,8 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   for (int64_t block = 0; block <= walk.blocks(); ++block) {
     const Place next = walk.start(block + 1);
     ahead.start();
-    for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.y}) ahead.add(rows<T>(*m, next), next.steps, m == &a.y);
+    for (const Matrix* m : {&a.x, &a.dt, &a.z}) ahead.add(rows<T>(*m, next), next.steps, false);
+    if (!past) ahead.add(rows<T>(a.y, next), next.steps, true);
     for (int64_t v = walk.first; v < walk.last; ++v) {
       const int64_t at = v - walk.first, count = walk.count(v);
       Vec<T>* state = h.data + at * states;
@@ -107,6 +108,7 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
       k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
       const Rows<T> out = k.y;
       const bool partial = p.count < lanes<T>;
+      k.past = past && !partial;
       if (partial) {
         k.x = x.read(k.x, p.steps, p.count), k.dt = dt.read(k.dt, p.steps, p.count), k.z = z.read(k.z, p.steps, p.count);
         k.y = y.rows();
@@ -115,6 +117,7 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
       if (partial) y.write(out, p.steps, p.count);
     }
   }
+  finish_stores();
   for (int64_t v = walk.first; v < walk.last; ++v)
     write_state<T>(a, a.h_last, walk.b, v * lanes<T>, walk.count(v), h.data + (v - walk.first) * states);
 }

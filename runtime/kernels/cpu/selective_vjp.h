@@ -1,6 +1,6 @@
 // VJP of the selective scan: walks the blocks backwards, rebuilds a few states of one at a time and keeps their decays, so that each
-// exponential is taken once. Sums over channels (dB, dC) collect lane by lane in a buffer of one block and are folded when the
-// block's channels are done.
+// exponential is taken once. Sums over channels (dB, dC) collect in a buffer of one block, folded to a quarter of the lanes so that
+// it stays in the first-level cache, and are finished when the block's channels are done.
 //
 // Bytes: x, dt, z, dy, dx, ddt and dz once, and a kept state every 32 steps: for 16 states 1.07 times the least, and dB and dC per
 // thread. Exponentials and sums over channels bound it.
@@ -9,129 +9,128 @@
 
 namespace adjcomp {
 
-constexpr int kPart = 4;  // states that are rebuilt and walked back together: through a block their decays stay in L1
-
 // One step of one state: a (or a - 1), and a h. They lie together: as separate arrays they would start at equal offsets within a
 // page, where a load waits for any earlier store.
 template <class T> struct Cell {
   Vec<T> decay, decayed;
 };
-// The lane sums of one step of one state.
-template <class T> struct Sums {
-  Vec<T> dB, dC;
-};
 
 template <class T> struct VjpBlock {
   int steps, states;
-  bool softplus;
+  bool softplus, past;  // past: dx, ddt and dz go past the caches
   Rows<T> x, dt, z, B, C, dy, dx, ddt, dz;
   Vec<T> bias, skip;
   Ahead<T, 4>* reads;
   Ahead<T, 3>* writes;
   Cell<T>* cells;  // (s, n) of a part
-  Sums<T>* sums;   // (part, s, n)
+  Vec<T>*dB, *dC;  // sums over channels, folded: (part, s)
   Inputs<T, kKept> in;
-  Vec<T> rise[kKept];   // the slope of softplus
-  Vec<T> slope[kKept];  // dy times the derivative of the gate
-  Vec<T> y[kKept], dout[kKept], du[kKept], dlog[kKept];
+  Vec<T> rise[kKept];                       // the slope of softplus
+  Vec<T> slope[kKept], dout[kKept];         // dy times the derivative of the gate, and times the gate
+  Vec<T> y[kKept], du[kKept], dlog[kKept];  // y without the skip
 };
 
-// The cotangent before the gate, for each step.
-template <class T> void gate(VjpBlock<T>& k, Vec<T>& dskip) {
-  Vec<T> z[kKept], open[kKept], sum{};
-  for (int s = 0; s < k.steps; ++s) k.dout[s] = k.dy ? load<T>(k.dy.at(s)) : Vec<T>{};
+// What the gate makes of dy in a few steps, and the share of dD.
+template <class T> inline void gate(VjpBlock<T>& k, int s, const Vec<T>* x, Vec<T>& dskip) {
+  Vec<T> dout[kAbreast] = {}, z[kAbreast], open[kAbreast];
+  if (k.dy) load_few<T>(k.dy, s, k.steps, dout);
   if (k.z) {
-    load_rows<T>(k.z, k.steps, z);
-    few_at_a_time(k.steps, [&](int s) { sigmoids<T, kAbreast>(z + s, open + s); });
-    for (int s = 0; s < k.steps; ++s) {
-      k.slope[s] = k.dout[s] * open[s] * (T(1) + z[s] * (T(1) - open[s]));
-      k.dout[s] *= z[s] * open[s];
+    load_few<T>(k.z, s, k.steps, z);
+    sigmoids<T, kAbreast>(z, open);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAbreast; ++i) {
+      const Vec<T> through = z[i] * open[i];
+      k.slope[s + i] = dout[i] * (open[i] + through * (T(1) - open[i]));
+      dout[i] *= through;
     }
   }
-  for (int s = 0; s < k.steps; ++s) {
-    sum += k.dout[s] * k.in.x[s];
-    k.y[s] = k.skip * k.in.x[s];
+#pragma GCC unroll 4
+  for (int i = 0; i < kAbreast; ++i) {
+    k.dout[s + i] = dout[i];
+    dskip += dout[i] * x[i];
   }
-  dskip += sum;
 }
 
-// Rebuilds K states (or `count`): their decays and decayed states a h, their share of y, and dC.
-template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* h) {
-  const int size = K ? K : count;
-  Vec<T> local[K ? K : 1];
+// Adds v[n] w, summed over lanes, for each of K states.
+template <class T, int K> inline void add_products(const Vec<T>* v, const Vec<T>* w, Vec<T>* sum) {
+  if constexpr (K == 1)
+    *sum += *v * *w;
+  else
+    *sum += fold<T>(v, halves<T>(w));
+}
+
+// Rebuilds K states: their decays and decayed states a h, their share of y, and dC.
+template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int part, int n0, const Rate<T>* rates, Vec<T>* h) {
+  Vec<T> state[K], decay[K];
+  Rate<T> own[K];
+  copy_rates<T, R, K>(rates, own);
 #pragma GCC unroll 4
-  for (int n = 0; n < K; ++n) local[n] = h[n];
-  Vec<T>* state = K ? local : h;
-  Cell<T>* cells = k.cells;
-  Sums<T>* sums = k.sums + n0 * kKept;
+  for (int n = 0; n < K; ++n) state[n] = h[n];
   for (int s = 0; s < k.steps; ++s) {
-    if (n0 == 0) k.reads->fetch();
+    k.reads->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> scaled = scaled_for<T, R>(k.in.delta[s]), u = k.in.u[s], g = k.dout[s];
-    Vec<T> even = k.y[s], odd{};
+    const Vec<T> u = k.in.u[s];
+    Cell<T>* cell = k.cells + s * K;
+    Vec<T> y{};
+    if (n0) y = k.y[s];
+    decays_of<T, R, K>(k.in.delta[s], own, decay);
 #pragma GCC unroll 4
-    for (int n = 0; n < size; ++n) {
-      Cell<T>& cell = cells[s * size + n];
-      const Vec<T> decay = decay_of<T, R>(scaled, rates[n]), old = times<T, R>(decay, state[n]);
-      cell.decay = decay;
-      cell.decayed = old;
-      state[n] = old + u * B[n];
-      sums[s * size + n].dC += g * state[n];
-      if (n & 1)
-        odd += state[n] * C[n];
-      else
-        even += state[n] * C[n];
+    for (int n = 0; n < K; ++n) {
+      state[n] = times<T, R>(decay[n], state[n]);
+      cell[n] = {decay[n], state[n]};
     }
-    k.y[s] = even + odd;
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) state[n] += u * B[n];
+    add_products<T, K>(state, k.dout + s, k.dC + part * kKept + s);
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) y += state[n] * C[n];
+    k.y[s] = y;
   }
 #pragma GCC unroll 4
-  for (int n = 0; n < K; ++n) h[n] = local[n];
+  for (int n = 0; n < K; ++n) h[n] = state[n];
 }
 
-template <class T> void gate_vjp(const VjpBlock<T>& k) {
-  for (int s = 0; s < k.steps && k.dz; ++s) store<T>(k.dz.at(s), k.slope[s] * k.y[s]);
-}
-
-// The adjoint recurrence of K states (or `count`) through a block.
+// The adjoint recurrence of K states through a block.
 template <class T, int K, Reach R>
-void adjoint_part(VjpBlock<T>& k, int n0, int count, const Rate<T>* rates, Vec<T>* lambda, Vec<T>* dA) {
-  const int size = K ? K : count;
-  Vec<T> lambda_[K ? K : 1], dA_[K ? K : 1];  // dA of this block alone: sums of sums lose less
+void adjoint_part(VjpBlock<T>& k, int part, int n0, const Rate<T>* rates, Vec<T> inverse, Vec<T>* lambda, Vec<T>* dA) {
+  Vec<T> plain[K], adjoint[K], l[K], q[K], sum[K] = {};  // dA of this block alone: sums of sums lose less
 #pragma GCC unroll 4
-  for (int n = 0; n < K; ++n) lambda_[n] = lambda[n], dA_[n] = Vec<T>{};
-  Vec<T>*l_ = K ? lambda_ : lambda, *d_ = K ? dA_ : dA;
-  Cell<T>* cells = k.cells;
-  Sums<T>* sums = k.sums + n0 * kKept;
+  for (int n = 0; n < K; ++n) adjoint[n] = lambda[n], plain[n] = rates[n].plain;
   for (int s = k.steps - 1; s >= 0; --s) {
-    if (n0 == 0) k.writes->fetch();
+    k.writes->fetch();
     const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
-    const Vec<T> delta = k.in.delta[s], u = k.in.u[s], g = k.dout[s];
-    Vec<T> du[2] = {}, dlog[2] = {};
-    if (n0) du[0] = k.du[s], dlog[0] = k.dlog[s];
+    const Vec<T> delta = k.in.delta[s], g = k.dout[s];
+    const Cell<T>* cell = k.cells + s * K;
+    Vec<T> du{}, dlog{};
+    if (n0) du = k.du[s], dlog = k.dlog[s];
 #pragma GCC unroll 4
-    for (int n = 0; n < size; ++n) {
-      Cell<T>& cell = cells[s * size + n];
-      const Vec<T> l = l_[n] + g * C[n], q = l * cell.decayed;
-      sums[s * size + n].dB += l * u;
-      du[n % 2] += l * B[n];
-      dlog[n % 2] += q * rates[n].plain;
-      d_[n] += q * delta;
-      l_[n] = times<T, R>(cell.decay, l);
-    }
-    k.du[s] = du[0] + du[1], k.dlog[s] = dlog[0] + dlog[1];
+    for (int n = 0; n < K; ++n) l[n] = adjoint[n] + g * C[n];
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) adjoint[n] = times<T, R>(cell[n].decay, l[n]);
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) q[n] = l[n] * cell[n].decayed;
+    add_products<T, K>(l, k.in.u + s, k.dB + part * kKept + s);
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) sum[n] += q[n] * delta;
+#pragma GCC unroll 4
+    for (int n = 0; n < K; ++n) du += l[n] * B[n], dlog += q[n] * plain[n];
+    k.du[s] = du, k.dlog[s] = dlog;
   }
 #pragma GCC unroll 4
-  for (int n = 0; n < K; ++n) lambda[n] = lambda_[n], dA[n] += dA_[n];
+  for (int n = 0; n < K; ++n) lambda[n] = adjoint[n], dA[n] += sum[n] * inverse;
 }
 
-template <class T> void write_inputs_vjp(const VjpBlock<T>& k, Vec<T>& dbias) {
+// The cotangents of x, dt and z; `unit` takes δ back from the unit it was left in.
+template <class T> void write_inputs_vjp(const VjpBlock<T>& k, Vec<T> unit, Vec<T>& dbias) {
   Vec<T> sum{};
   for (int s = 0; s < k.steps; ++s) {
-    Vec<T> ddt = k.dlog[s] + k.in.x[s] * k.du[s];
+    const Vec<T> x = load<T>(k.x.at(s)), du = k.du[s];
+    Vec<T> ddt = k.dlog[s] + x * du;
     if (k.softplus) ddt *= k.rise[s];
     sum += ddt;
-    if (k.dx) store<T>(k.dx.at(s), k.in.delta[s] * k.du[s] + k.skip * k.dout[s]);
-    if (k.ddt) store<T>(k.ddt.at(s), ddt);
+    if (k.ddt) store<T>(k.ddt.at(s), ddt, k.past);
+    if (k.dx) store<T>(k.dx.at(s), k.in.delta[s] * unit * du + k.skip * k.dout[s], k.past);
+    if (k.dz) store<T>(k.dz.at(s), k.slope[s] * (k.y[s] + k.skip * x), k.past);
   }
   dbias += sum;
 }
@@ -144,44 +143,45 @@ template <class T> struct Carried {
 };
 
 template <class T, Reach R> void walk_parts(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
-  for (int n = 0; n < k.states; n += kPart) {
-    if (k.states - n >= kPart) {
-      rebuild_part<T, kPart, R>(k, n, kPart, c.decay.rates + n, h + n);
-      adjoint_part<T, kPart, R>(k, n, kPart, c.decay.rates + n, c.lambda + n, c.dA + n);
-    } else {
-      rebuild_part<T, 0, R>(k, n, k.states - n, c.decay.rates + n, h + n);
-      adjoint_part<T, 0, R>(k, n, k.states - n, c.decay.rates + n, c.lambda + n, c.dA + n);
-    }
-  }
+  const Vec<T> inverse = shifted(R) ? c.decay.inverse : splat<T>(T(1));
+  scale<T, R>(k.in.delta, k.steps, c.decay.unit);
+  each_part<T>(k.states, [&](int part, int n, auto size) {
+    rebuild_part<T, size.value, R>(k, part, n, c.decay.rates + n, h + n);
+    adjoint_part<T, size.value, R>(k, part, n, c.decay.rates + n, inverse, c.lambda + n, c.dA + n);
+  });
+  write_inputs_vjp<T>(k, inverse, c.dbias);
 }
 
 template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
-  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in, k.rise);
-  gate<T>(k, c.dskip);
+  Vec<T> dskip{};
+  const auto each = [&](int s, const Vec<T>* x, const Vec<T>* slopes) {
+    if (k.softplus) std::copy(slopes, slopes + kAbreast, k.rise + s);
+    gate<T>(k, s, x, dskip);
+  };
+  const Reach reach = read_inputs<T, kKept>(k.x, k.dt, k.steps, k.bias, k.softplus, c.decay, k.in, each);
+  c.dskip += dskip;
   with_reach<T>(reach, [&](auto known) { walk_parts<T, known.value>(k, c, h); });
-  gate_vjp<T>(k);
-  write_inputs_vjp<T>(k, c.dbias);
 }
 
-// Folds a block's lane sums into rows of dB and dC, (t, n), and clears them. They lie as (part, s, n), whose places are consecutive.
-template <class T> void fold(VjpBlock<T>& k, T* dB, T* dC) {
-  for (int n0 = 0; n0 < k.states; n0 += kPart) {
-    const int size = std::min(kPart, k.states - n0), cells = size * k.steps;
-    for (int at = 0; at < cells; at += lanes<T>) {
-      Sums<T>* cell = k.sums + n0 * kKept + at;
-      const int count = std::min(lanes<T>, cells - at);
-      alignas(64) T sums[2][lanes<T>];
-      constexpr int64_t stride = sizeof(Sums<T>) / sizeof(Vec<T>);
-      sums_of_lanes<T>(&cell->dB, stride, count, sums[0]);
-      sums_of_lanes<T>(&cell->dC, stride, count, sums[1]);
-      for (int i = 0; i < count; ++i) {
-        const int64_t place = (at + i) / size * k.states + n0 + (at + i) % size;
-        if (dB) dB[place] = sums[0][i];
-        if (dC) dC[place] = sums[1][i];
-        cell[i].dB = cell[i].dC = Vec<T>{};
-      }
+// Ends the sums over channels of a block as rows of dB or dC, (t, n), and clears them.
+template <class T> void finish_sums(const VjpBlock<T>& k, Vec<T>* sums, T* to) {
+  each_part<T>(k.states, [&](int part, int n, auto size) {
+    Vec<T>* sum = sums + part * kKept;
+    for (int s = 0; s < k.steps; ++s) {
+      T* row = to + s * k.states + n;
+      if constexpr (size.value == 1)
+        *row = sum_lanes<T>(sum[s]);
+      else
+        unfold<T>(sum[s], row);
+      sum[s] = Vec<T>{};
     }
-  }
+  });
+}
+
+template <class T> bool past_caches(const Arguments& a) {
+  bool all = true;
+  for (const Matrix* m : {&a.dx, &a.ddt, &a.dz}) all &= !m->data || past_caches<T>(*m, a.batch, a.steps, a.channels);
+  return all;
 }
 
 template <class T> void place_block(const Walk<T, kKept>& walk, int64_t block, int64_t v, VjpBlock<T>& k) {
@@ -192,6 +192,7 @@ template <class T> void place_block(const Walk<T, kKept>& walk, int64_t block, i
   k.B = rows<T>(a.B, p.b, p.t0, 0), k.C = rows<T>(a.C, p.b, p.t0, 0);
   k.dx = rows<T>(a.dx, p), k.ddt = rows<T>(a.ddt, p), k.dz = rows<T>(a.dz, p);
   k.bias = per_channel<T>(a.bias, p), k.skip = per_channel<T>(a.D, p);
+  k.past = past_caches<T>(a);
 }
 
 // What the block before this one needs.
@@ -200,7 +201,8 @@ template <class T> void look_ahead(const Walk<T, kKept>& walk, int64_t block, Vj
   const Place next = walk.start(block - 1);
   k.reads->start(), k.writes->start();
   for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps, false);
-  for (const Matrix* m : {&a.dx, &a.ddt, &a.dz}) k.writes->add(rows<T>(*m, next), next.steps, true);
+  for (const Matrix* m : {&a.dx, &a.ddt, &a.dz})
+    if (!past_caches<T>(a)) k.writes->add(rows<T>(*m, next), next.steps, true);
 }
 
 // Runs one block on a vector of channels; where channels don't fill it, on copies.
@@ -208,6 +210,7 @@ template <class T> struct VectorRunner {
   Tail<T, kKept> x, dt, z, dy, dx, ddt, dz;
   void operator()(VjpBlock<T>& k, int count, Carried<T>& c, Vec<T>* h) {
     if (count == lanes<T>) return vjp_block<T>(k, c, h);
+    k.past = false;
     const Rows<T> to_dx = k.dx, to_ddt = k.ddt, to_dz = k.dz;
     k.x = x.read(k.x, k.steps, count), k.dt = dt.read(k.dt, k.steps, count);
     k.z = z.read(k.z, k.steps, count), k.dy = dy.read(k.dy, k.steps, count);
@@ -248,16 +251,17 @@ template <class T> void vjp_task(const Walk<T, kKept>& walk, int64_t group) {
   const int64_t states = a.states;
   Aligned<Rate<T>> rates(walk.vectors() * states);
   Aligned<Vec<T>> memory(2 * walk.vectors() * states), h(states);
-  Aligned<Cell<T>> cells(kKept * kPart);
-  Aligned<Sums<T>> sums(kKept * states);
+  Aligned<Cell<T>> cells(kKept * kPart<T>);
+  Aligned<Vec<T>> dB(kKept * parts<T>(states)), dC(kKept * parts<T>(states));
   Aligned<Carried<T>> carried(walk.vectors());
   start_vjp<T>(walk, rates.data, memory.data, carried.data);
   VectorRunner<T> run;
   VjpBlock<T> k;
-  Ahead<T, 4> reads(walk.vectors());
-  Ahead<T, 3> writes(walk.vectors());
-  k.cells = cells.data, k.sums = sums.data, k.reads = &reads, k.writes = &writes;
-  std::fill(sums.data, sums.data + kKept * states, Sums<T>{});
+  Ahead<T, 4> reads(walk.vectors(), parts<T>(states));
+  Ahead<T, 3> writes(walk.vectors(), parts<T>(states));
+  k.cells = cells.data, k.dB = dB.data, k.dC = dC.data, k.reads = &reads, k.writes = &writes;
+  std::fill(dB.data, dB.data + kKept * parts<T>(states), Vec<T>{});
+  std::fill(dC.data, dC.data + kKept * parts<T>(states), Vec<T>{});
   for (int64_t block = walk.blocks() - 1; block >= 0; --block) {
     look_ahead<T>(walk, block, k);
     for (int64_t v = walk.first; v < walk.last; ++v) {
@@ -268,8 +272,10 @@ template <class T> void vjp_task(const Walk<T, kKept>& walk, int64_t group) {
       run(k, count, carried.data[v - walk.first], h.data);
     }
     const int64_t base = ((walk.b * a.groups + group) * a.steps + block * kKept) * states;
-    fold<T>(k, a.dB ? static_cast<T*>(a.dB) + base : nullptr, a.dC ? static_cast<T*>(a.dC) + base : nullptr);
+    if (a.dB) finish_sums<T>(k, k.dB, static_cast<T*>(a.dB) + base);
+    if (a.dC) finish_sums<T>(k, k.dC, static_cast<T*>(a.dC) + base);
   }
+  finish_stores();
   finish_vjp<T>(walk, carried.data);
 }
 

@@ -80,32 +80,6 @@ template <class T> inline T sum_lanes(Vec<T> v) {
   return total;
 }
 
-// The sums over lanes of `count` vectors, `stride` vectors apart, `count` at most the number of lanes.
-template <class T> inline void sums_of_lanes(const Vec<T>* from, int64_t stride, int count, T* to) {
-#if defined(__AVX512F__)
-  if constexpr (std::is_same<T, float>::value) {
-    if (count == lanes<T>) {  // halves the vectors four times: lane l of what is left is the sum of vector l
-      const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-      const __mmask16 high[] = {0xaaaa, 0xcccc, 0xf0f0, 0xff00};
-      __m512 v[16];
-      for (int i = 0; i < 16; ++i) v[i] = (__m512)from[i * stride];
-#pragma GCC unroll 4
-      for (int bit = 3; bit >= 0; --bit) {
-        const __m512i other = _mm512_xor_si512(lane, _mm512_set1_epi32(1 << bit));
-#pragma GCC unroll 8
-        for (int i = 0; i < 1 << bit; ++i) {
-          const __m512 a = v[i], b = v[i + (1 << bit)];
-          const __m512 own = _mm512_mask_blend_ps(high[bit], a, b), given = _mm512_mask_blend_ps(high[bit], b, a);
-          v[i] = _mm512_add_ps(own, _mm512_permutexvar_ps(other, given));
-        }
-      }
-      return _mm512_storeu_ps(to, v[0]);
-    }
-  }
-#endif
-  for (int i = 0; i < count; ++i) to[i] = sum_lanes<T>(from[i * stride]);
-}
-
 // 2^f for f in [-0.5, 0.5], of W vectors in place: 1 + f q(f), minimax in relative error (9e-8 for float, 4e-18 for double).
 inline constexpr float kExp2Float[] = {1.0f, 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b754p-5f, 0x1.3cea88p-7f, 0x1.5bbap-10f};
 inline constexpr double kExp2Double[] = {

@@ -89,6 +89,32 @@ def test_large_steps_are_right_on_every_path_of_the_exponential(size: float) -> 
         torch.testing.assert_close(p.double(), q, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e6, 1e30])
+def test_rates_of_any_size_are_right(size: float) -> None:
+    args = scan_arguments(20)
+    args["A"][:, 3:9] *= 1e-3
+    args["A"][4] = 0
+    args["A"][::2] *= size
+    args["dt"][:, :, ::2] /= size
+    got = ops.selective_scan(**args)
+    want = reference.selective_scan(**{k: t.double() for k, t in args.items()})
+    for p, q in zip(got, want, strict=True):
+        torch.testing.assert_close(p.double(), q, rtol=2e-5, atol=1e-7 * q.abs().max().item())
+
+
+def test_results_that_go_past_the_caches_are_the_same() -> None:
+    args = scan_arguments(512, steps=1030, states=3)
+    results = []
+    for first, last in ((0, 512), (0, 256), (256, 512)):
+        part = {k: t if k in "BC" else t[first:last] if k == "A" else t[..., first:last] for k, t in args.items()}
+        part = {k: t.detach().clone().requires_grad_() for k, t in part.items()}
+        y, _ = ops.selective_scan(**part)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [part[k] for k in ("x", "dt", "z")])])
+    whole, *halves = results
+    for got, *want in zip(whole, *halves, strict=True):
+        assert torch.equal(got, torch.cat(want, -1))
+
+
 def test_growing_states_overflow_as_they_do_in_torch() -> None:
     args = scan_arguments(4, steps=3, states=2)
     args["A"] = torch.tensor([[-1.0, 2.0]]).expand(4, 2)
