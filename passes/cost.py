@@ -178,12 +178,19 @@ class CostModel:
         return tuple(replace(by_template[layer.template], name=layer.name) for layer in self.stack.layers)
 
     def _seconds(self, index: int, programs: TilePrograms, length: int) -> tuple[float, float, float]:
-        """Of forward, forward with keep, and VJP."""
+        """Of forward, forward with keep, and VJP; what attention to earlier chunks takes is computed, not measured."""
+        parts = (programs.forward, programs.keeping, programs.vjp)
+        past = [self._past_flops(part, length) / self.rates.flops_per_second for part in parts]
         if self.times is not None:
             times = self.times[index]
-            return tuple(0.0 if part is None else part(length) for part in (times.forward, times.keeping, times.vjp))  # type: ignore[return-value]
-        parts = (programs.forward, programs.keeping, programs.vjp)
-        return tuple(0.0 if part is None else self.rates.seconds(part.work) for part in parts)  # type: ignore[return-value]
+            own = [0.0 if part is None else part(length) for part in (times.forward, times.keeping, times.vjp)]
+        else:
+            own = [0.0 if part is None else self.rates.seconds(part.work) for part in parts]
+        return tuple(a + b for a, b in zip(own, past, strict=True))  # type: ignore[return-value]
+
+    def _past_flops(self, program: Program | None, length: int) -> int:
+        """Of attention to the chunks before, of which there are on average half of those beside this one."""
+        return 0 if program is None else program.work.past_flops * max(0, self.seq_len - length) // 2
 
     def _tile(self, index: int, programs: TilePrograms, length: int) -> TileCost:
         template = self.stack.templates[index]
@@ -212,8 +219,8 @@ class CostModel:
             forward_seconds=forward_seconds,
             keep_seconds=keep_seconds,
             adjoint_seconds=adjoint_seconds,
-            forward_flops=programs.forward.work.flops,
-            adjoint_flops=0 if vjp is None else vjp.work.flops,
+            forward_flops=programs.forward.work.flops + self._past_flops(programs.forward, length),
+            adjoint_flops=0 if vjp is None else vjp.work.flops + self._past_flops(vjp, length),
             reads_input=InputKind.STREAM in read,
             reads_output=bool(programs.reads_outputs),
             reads_carry=InputKind.CARRY in read,

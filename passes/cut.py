@@ -89,17 +89,36 @@ def find_cut(graph: fx.Graph, times: dict[fx.Node, NodeTime], weights: Iterable[
 
     Raises CaptureError where an activation mixes time in a way no tile can, or where no layer is found.
     """
+    flow = find_flow(graph, times, weights)
+    borders = borders_of(flow.graph, times)
+    if not borders:
+        raise CaptureError(_nothing_found(flow.late, times))
+    return Cut(tuple(borders), _homes(graph, flow.activations, borders), flow.main, flow.late, flow.activations)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The activations that lead to the end, with one start above them, and the sets that `Cut` has."""
+
+    graph: nx.DiGraph
+    main: frozenset[fx.Node]
+    late: frozenset[fx.Node]
+    activations: frozenset[fx.Node]
+
+
+def find_flow(graph: fx.Graph, times: dict[fx.Node, NodeTime], weights: Iterable[fx.Node]) -> Flow:
+    """The first half of `find_cut`: what flows from stem to head."""
     weighted = _dependents(graph, set(weights))
     varying = _dependents(graph, {n for n in graph.nodes if n.op == "placeholder" and _timed(n, times)})
     main = _main_part(graph, weighted & varying)
     late = _late_nodes(graph, times, main)
     activations = {n for n in main - late if _timed(n, times)}
-    flow = _activation_flow(graph, activations)
-    cuts = _dominator_chain(flow, times)
-    borders = _borders(flow, cuts)
-    if not borders:
-        raise CaptureError(_nothing_found(late, times))
-    return Cut(tuple(borders), _homes(graph, activations, borders), frozenset(main), frozenset(late), frozenset(activations))
+    return Flow(_activation_flow(graph, activations), frozenset(main), frozenset(late), frozenset(activations))
+
+
+def borders_of(flow: nx.DiGraph, times: dict[fx.Node, NodeTime]) -> list[fx.Node]:
+    """The second half: where layers start and end, none where there are no layers."""
+    return _borders(flow, _dominator_chain(flow, times))
 
 
 def _timed(node: fx.Node, times: dict[fx.Node, NodeTime]) -> bool:
@@ -214,7 +233,7 @@ def _is_layer(flow: nx.DiGraph, start: fx.Node, inside: list[fx.Node], end: fx.N
     return carried or (multiplies and flow.out_degree(start) > 1)
 
 
-def _homes(graph: fx.Graph, activations: set[fx.Node], borders: list[fx.Node]) -> dict[fx.Node, int]:
+def _homes(graph: fx.Graph, activations: frozenset[fx.Node], borders: list[fx.Node]) -> dict[fx.Node, int]:
     """Tile of each activation: border k belongs to tile k, what follows it to tile k + 1; nodes that mix several get none."""
     number = {border: k for k, border in enumerate(borders)}
     home: dict[fx.Node, int] = {}
@@ -232,7 +251,7 @@ def _homes(graph: fx.Graph, activations: set[fx.Node], borders: list[fx.Node]) -
     return home
 
 
-def _nothing_found(late: set[fx.Node], times: dict[fx.Node, NodeTime]) -> str:
+def _nothing_found(late: frozenset[fx.Node], times: dict[fx.Node, NodeTime]) -> str:
     reasons = [f"{where(n)}: {n.target}: {times[n].why}" for n in late if times[n].locality is Locality.GLOBAL and times[n].why]
     because = f"; time is mixed at {reasons[0]}" if reasons else ""
     return (

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from adjcomp.errors import CaptureError
+from adjcomp.passes.bypass import make_again
 from adjcomp.passes.capture import TracedModel
 from adjcomp.passes.carried import ATTENTION
 from adjcomp.passes.cleanup import clean
@@ -102,7 +103,9 @@ def analyse(traced: TracedModel, trainable: Trainable) -> Whole:
     by_path = dict(zip(paths, inputs, strict=True))
     weights = [n for n in state if n.meta["val"].is_floating_point() or n.meta["val"].is_complex()]
     main = _main_input(by_path, times)
-    cut = find_cut(graph, times, [*weights, *([main] if main is not None else [])])
+    roots = [*weights, *([main] if main is not None else [])]
+    make_again(graph, times, roots)
+    cut = find_cut(graph, times, roots)
     by_name = {**dict(zip(names, state, strict=True)), **by_path}
     updated = frozenset(by_name[name] for name in functional.updated)
     wanted = [by_name[name] for name in (*trainable.parameters, *trainable.inputs) if name in by_name]

@@ -54,13 +54,19 @@ _LOSS_PRODUCTS = {
     _ops.linear_cross_entropy_vjp.default: (1, 3),
     _ops.linear_cross_entropy_add_vjp.default: (1, 3),
 }
+# Attention, with the first of its arguments q, k, v, and products over channels and over values for each pair of steps.
+_ATTENTION = {
+    _ops.causal_attention.default: (0, 1, 1),
+    _ops.causal_attention_vjp.default: (1, 3, 2),
+    _ops.causal_attention_add_vjp.default: (1, 3, 2),
+}
 WINDOW_UPDATES = 12  # two scans, two products and two sums over states, each in memory
 VJP_UPDATES = 2  # a VJP rebuilds the states and runs the adjoint recurrence over them
 
 
 def work_of(steps: Sequence[Instruction], sizes: SlotSizes) -> Work:
     """Sum over the instructions."""
-    flops = updates = moved = kernels = 0
+    flops = updates = moved = kernels = past = 0
     for step in steps:
         match step:
             case AccumulateProduct():
@@ -76,9 +82,10 @@ def work_of(steps: Sequence[Instruction], sizes: SlotSizes) -> Work:
             case Compute() if step.allocates or writes_first_argument(step.target):
                 flops += _flops(step, sizes)
                 updates += _updates(step, sizes)
+                past += _attention_flops(step, sizes)[1]
                 moved += _moved(sizes, [*_slots(step.args), step.result])
                 kernels += 1
-    return Work(flops, updates, moved, kernels)
+    return Work(flops, updates, moved, kernels, past)
 
 
 def _slots(argument: object) -> list[Slot]:
@@ -104,7 +111,19 @@ def _flops(step: Compute, sizes: SlotSizes) -> int:
         first, passes = _LOSS_PRODUCTS[step.target]
         x, weight = sizes.shapes_of(step.args[first])[0], sizes.shapes_of(step.args[first + 1])[0]
         return passes * 2 * math.prod(x) * weight[0]
-    return 0
+    return _attention_flops(step, sizes)[0]
+
+
+def _attention_flops(step: Compute, sizes: SlotSizes) -> tuple[int, int]:
+    """Of attention: over the chunk's own keys, and for every key before it; under a window no key is far away."""
+    if step.target not in _ATTENTION:
+        return 0, 0
+    first, over_channels, over_values = _ATTENTION[step.target]
+    q, v = (sizes.shapes_of(step.args[i])[0] for i in (first, first + 2))
+    rows = 2 * math.prod(q[:3]) * (over_channels * q[3] + over_values * v[3])  # all queries with one key
+    scale = next(i for i, argument in enumerate(step.args) if isinstance(argument, float))
+    window = step.args[scale + 1]
+    return (rows * q[1] // 2, rows) if window is None else (rows * min(window, q[1]), 0)
 
 
 def _updates(step: Compute, sizes: SlotSizes) -> int:

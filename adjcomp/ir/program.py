@@ -101,12 +101,14 @@ Instruction = Compute | Accumulate | AccumulateProduct | AccumulateRows
 class Work:
     """What a program does, for the cost model: flops of matrix products, state updates of recurrences (steps · channels ·
     states),
-    bytes read and written by everything, and the number of kernels."""
+    bytes read and written by everything, and the number of kernels. past_flops: of attention, for every key before the chunk.
+    """
 
     flops: int = 0
     state_updates: int = 0
     moved_bytes: int = 0
     kernels: int = 0
+    past_flops: int = 0
 
 
 @dataclass(frozen=True)
