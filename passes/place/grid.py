@@ -123,12 +123,11 @@ class _Lanes:
 
 def grid_bound(problem: Problem, shape: tuple[int, int]) -> float:
     """Seconds that no plan on (stages, lanes) goes below: see the head of this file."""
-    last, lanes = (problem.costs.chunk_count - 1) % shape[1], range(shape[1])
-    bound, *others = (_Bound(problem, shape, own) for own in (last, *(j for j in lanes if j != last)))
-    known: dict[tuple[int, int, int], float] = {}
+    bound, *others = (_Bound(problem, shape, own) for own in _unlike_lanes(problem, shape))
+    known: dict[tuple[tuple[Site, ...], int, int], float] = {}
 
     def fits(stage: int, first: int, last: int, target: float) -> bool:
-        key = (stage, first, last)
+        key = (tuple(replace(one.lane.sites[stage], name="") for one in (bound, *others)), first, last)
         if key not in known:
             known[key] = max(one.least(stage, first, last) for one in (bound, *others))
         return known[key] <= target
@@ -137,6 +136,19 @@ def grid_bound(problem: Problem, shape: tuple[int, int]) -> float:
     if found is None:
         raise RuntimeError("a target without limit refuses a partition")
     return max(found[0] * (1 - 2 * PRECISION), bound.through)
+
+
+def _unlike_lanes(problem: Problem, shape: tuple[int, int]) -> list[int]:
+    """The lane of the last chunk, and the others: of those with as many chunks on equal devices only the one that begins last."""
+    stages, lanes = shape
+    count = problem.costs.chunk_count
+    ends = (count - 1) % lanes
+    found: dict[tuple[int, tuple[tuple[int, float], ...]], int] = {}
+    for own in range(lanes):
+        sites = [problem.sites[i * lanes + own] for i in range(stages)]
+        if own != ends:
+            found[len(range(own, count, lanes)), tuple((site.budget_bytes, site.speed) for site in sites)] = own
+    return [ends, *found.values()]
 
 
 class _Bound:
@@ -176,9 +188,8 @@ class _Bound:
         """Seconds until the device of the last chunk's lane with these layers is done."""
         lane, costs = self.lane, self.lane.costs
         site = lane.sites[stage]
-        resident, turn = lane.residency.on(first, last)
-        borders = costs.chunk_count * sum(t.carry_bytes for t in costs.layers[first : last + 1] if t.has_vjp and t.reads_carry)
-        free = site.budget_bytes - sum(resident.values()) - sum(turn.values()) - borders
+        borders = costs.chunk_count * span_bytes(lane.sums.read_border_bytes, first, last)
+        free = site.budget_bytes - lane.fixed_bytes(first, last) - borders
         free -= span_bytes(lane.sums.adjoint_bytes, first, last)
         again = recomputed(lane, first, last, free, lambda k: least_internals(costs, k)) / site.speed
         forwards = (lane.sums.forward_all[last + 1] - lane.sums.forward_all[first]) / site.speed

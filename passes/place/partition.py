@@ -101,9 +101,8 @@ def _around(problem: Problem, first: int, last: int) -> float:
 def _least(problem: Problem, device: int, first: int, last: int, fastest: float) -> float:
     """Seconds until a device with these layers is done that no plan goes below; the other devices are as fast as the fastest."""
     costs, site, sums = problem.costs, problem.sites[device], problem.sums
-    resident, turn = problem.residency.on(first, last)
-    borders = costs.chunk_count * sum(t.carry_bytes for t in costs.layers[first : last + 1] if t.has_vjp and t.reads_carry)
-    free = site.budget_bytes - sum(resident.values()) - sum(turn.values()) - borders
+    borders = costs.chunk_count * span_bytes(sums.read_border_bytes, first, last)
+    free = site.budget_bytes - problem.fixed_bytes(first, last) - borders
     free -= span_bytes(sums.adjoint_bytes, first, last)
     again = recomputed(problem, first, last, free, lambda k: least_internals(costs, k)) / site.speed
     below = span(sums.first_chunk, 0, first - 1) / fastest

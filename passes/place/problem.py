@@ -56,6 +56,18 @@ class Problem:
         own = self.owned[device]
         return own is not None and own[0] == first and last <= own[1]
 
+    def fixed_bytes(self, first: int, last: int) -> int:
+        """Bytes that live with layers `first` … `last` all the time, or from the turn on."""
+        if (first, last) not in self._fixed:
+            resident, turn = self.residency.on(first, last)
+            self._fixed[first, last] = sum(resident.values()) + sum(turn.values())
+        return self._fixed[first, last]
+
+    @cached_property
+    def _fixed(self) -> dict[tuple[int, int], int]:
+        """What `fixed_bytes` has found."""
+        return {}
+
     @property
     def head(self) -> int:
         """Index of the head."""
@@ -90,6 +102,7 @@ class LayerSums:
         self.forward = _prefix([t.forward_seconds for t in tiles])
         self.keep = _prefix([t.keep_seconds if t.has_vjp else t.forward_seconds for t in tiles])
         self.border_bytes = _prefix([t.carry_bytes for t in tiles])
+        self.read_border_bytes = _prefix([t.carry_bytes if t.has_vjp and t.reads_carry else 0 for t in tiles])
         self.adjoint_bytes = _prefix([t.adjoint_bytes if has_adjoint(t) else 0 for t in tiles])
         self.internals = _prefix([internals(costs, k) for k in range(len(tiles))])
 

@@ -56,12 +56,11 @@ def _most_held(room: int, whole: int, live: int, flying: int) -> int:
 def free_bytes(problem: Problem, device: int, first: int, last: int) -> int:
     """Bytes that a device with these layers has for internals."""
     costs, sums = problem.costs, problem.sums
-    resident, turn = problem.residency.on(first, last)
     borders = costs.chunk_count * span_bytes(sums.border_bytes, first, last) + span_bytes(sums.adjoint_bytes, first, last)
     tiles = costs.layers[first : last + 1]
     work = max(max(t.forward_workspace_bytes, t.keep_workspace_bytes, t.adjoint_workspace_bytes) for t in tiles)
     publish = max(costs.publish_bytes[first : last + 1])
-    used = sum(resident.values()) + sum(turn.values()) + borders + max(work, publish) + buffer_bytes(problem, first, last)
+    used = problem.fixed_bytes(first, last) + borders + max(work, publish) + buffer_bytes(problem, first, last)
     return problem.sites[device].budget_bytes - used
 
 
