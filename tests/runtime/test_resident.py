@@ -54,3 +54,31 @@ def test_growth_elsewhere_raises_the_limit(heap: Heap) -> None:
     guard.check(50 << 20)
     guard.check(50 << 20)
     assert heap.trims == 1
+
+
+class GrowingHeap:
+    """A libc whose heap ends where it is told, and that notes what advice it was given."""
+
+    def __init__(self) -> None:
+        self.end = 10 << 20
+        self.advised: list[tuple[int, int]] = []
+
+    def sbrk(self, _: int) -> int:
+        return self.end
+
+    def madvise(self, first: int, size: int, _: int) -> int:
+        self.advised.append((first, first + size))
+        return 0
+
+
+def test_large_pages_are_asked_for_where_the_heap_has_grown() -> None:
+    """Given a heap that grows, shrinks and grows again, then each growth is asked for once, from the next whole page on."""
+    libc = GrowingHeap()
+    heap = resident.Heap(libc, 9 << 20)  # type: ignore[arg-type]
+    heap.ask_for_large_pages()
+    assert libc.advised == []
+    for end, first in ((20 << 20, 10 << 20), (12 << 20, None), (17 << 20, 12 << 20)):
+        libc.end, libc.advised = end, []
+        heap.ask_for_large_pages()
+        heap.ask_for_large_pages()
+        assert set(libc.advised) == (set() if first is None else {(first, end)})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adjcomp.runtime.kernels.cpu.build import BuildError, library
-from adjcomp.runtime.resident import keep_freed_memory
+from adjcomp.runtime.resident import ask_for_large_pages, keep_freed_memory
 
 SHARED_WORK = 1 << 14  # numbers below which waking other threads costs more than it gains
 
@@ -145,6 +145,7 @@ def run(name: str, entry: str, structure: type[ctypes.Structure], values: Mappin
             words += (value.data or 0, value.batch_stride, value.time_stride)
         else:
             words.append(value)
+    ask_for_large_pages()
     _entry(name, entry)(packer.pack(*words))
 
 
