@@ -22,7 +22,13 @@ from adjcomp.passes.carried import ATTENTION, CARRIED_OPS, LINEAR_CROSS_ENTROPY
 from adjcomp.passes.timeaxis import Locality, NodeTime, TimeLayout, value_of
 
 aten = torch.ops.aten
-_CONTRACTIONS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+_CONTRACTIONS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    torch.ops.adjcomp.grouped_linear.default,
+}
 _SELECTIONS = ("select", "slice", "index_select", "gather", "index", "cat", "stack", "constant_pad_nd")
 _REDUCTIONS = (
     "sum",
@@ -38,6 +44,7 @@ _REDUCTIONS = (
     "linalg_vector_norm",
     "norm",
     "any",
+    "histc",
     "all",
 )
 LATE_OPS = {getattr(aten, name) for name in (*_SELECTIONS, *_REDUCTIONS)}

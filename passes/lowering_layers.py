@@ -1,5 +1,6 @@
 """Layers of transformers that walk over time in Python inside of their own forward, with no kernel to put an op in the place of:
-MiniMax's lightning attention and xLSTM's matrix memory. While tracing, their classes compute the same by `adjcomp.ops`.
+MiniMax's lightning attention and xLSTM's matrix memory. While tracing, their classes compute the same by `adjcomp.ops`; so do
+mixtures of experts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adjcomp import ops
+from adjcomp.passes.lowering_experts import experts_interface
 
 Forward = Callable[..., Any]
 
@@ -90,6 +92,8 @@ LAYERS: dict[tuple[str, str], Callable[..., Any]] = {
 def layers_as_ops() -> Iterator[None]:
     """Put the forwards of this file into the classes of loaded transformers modules; restore them at the end."""
     replaced: list[tuple[type[nn.Module], Forward]] = []
+    table = getattr(sys.modules.get("transformers.integrations.moe"), "ExpertsInterface", None)
+    chosen = None if table is None else table.get_interface
     try:
         for (name, layer), substitute in LAYERS.items():
             module = sys.modules.get(f"transformers.models.{name}")
@@ -97,8 +101,12 @@ def layers_as_ops() -> Iterator[None]:
             if found is not None:
                 replaced.append((found, found.forward))
                 found.forward = _bound(substitute, found.forward)
+        if table is not None:
+            table.get_interface = experts_interface
         yield
     finally:
+        if table is not None:
+            table.get_interface = chosen
         for found, original in replaced:
             found.forward = original  # type: ignore[method-assign]
 

@@ -1,7 +1,7 @@
 """Choose the programs that are recorded and replayed, and count what that holds.
 
 Only tiles of residual layers: they are many and alike, while a head is a few large products, and a stem hardly more than one
-kernel. Attention reads more and more keys, so no recording of it serves two chunks. A VJP that adds to a part of a side's
+kernel. Attention reads more and more keys, so no recording of it serves two chunks; experts wait for their numbers of rows. A VJP that adds to a part of a side's
 gradient is left out: that part moves from chunk to chunk.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from adjcomp.ir.program import Compute, Program, TilePrograms
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # arguments in Python and launches several kernels.
 LAUNCH_SECONDS = 8e-6
 OWN_LAUNCHES = 5
+READING_BACK = (torch.ops.adjcomp.grouped_linear.default, torch.ops.adjcomp.grouped_linear_vjp.default)
 TRAVELLING = (InputKind.STREAM, InputKind.CARRY)
 
 
@@ -48,7 +50,7 @@ def recorded_programs(model: CostModel, policy: RecordingPolicy, length: int) ->
         candidate
         for index in residual
         for candidate in _candidates(model.stack.templates[index], model.splits[index], programs[index], length)
-        if not policy.only_worth or _is_worth(model, candidate)
+        if not _reads_back(candidate.program) and (not policy.only_worth or _is_worth(model, candidate))
     ]
     return RecordedPrograms(
         programs=tuple(candidate.program for candidate in found),
@@ -56,6 +58,11 @@ def recorded_programs(model: CostModel, policy: RecordingPolicy, length: int) ->
         pool_bytes=max((candidate.program.workspace_bytes + candidate.owned_bytes for candidate in found), default=0),
         library_bytes=policy.library_bytes,
     )
+
+
+def _reads_back(program: Program) -> bool:
+    """Whether a program reads sizes back from the device, for which no recording waits: the rows that each expert gets."""
+    return any(isinstance(step, Compute) and step.target in READING_BACK for step in program.instructions)
 
 
 def _is_worth(model: CostModel, candidate: _Candidate) -> bool:

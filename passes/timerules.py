@@ -196,6 +196,14 @@ def _gather(context: TimeContext, node: fx.Node) -> TimeLayout | None:
     return layout
 
 
+def _grouped(context: TimeContext, node: fx.Node) -> TimeLayout | None:
+    """Rows may be time, with one group each; the matrices may not."""
+    x, weight, group = (context.layout(node.args[i]) for i in range(3))
+    if weight is not None or (x is not None and x.dim == 1) or x != group:
+        raise NotLocalError("a grouped product whose rows and groups do not line up in time")
+    return x
+
+
 def carried_rule(context: TimeContext, node: fx.Node) -> tuple[Locality, Layouts]:
     """`adjcomp.ops`: time is dimension 1 of every sequence argument and of the first output; the state has no time."""
     for tensor in tensor_arguments(node):
@@ -266,5 +274,6 @@ RULES: dict[Any, Rule] = {
     **_packets(_convolution, "convolution"),
     **_packets(pad_rule, "constant_pad_nd"),
     **_packets(_index_select, "index_select"),
-    **_packets(_gather, "gather"),
+    **_packets(_gather, "gather", "scatter"),
+    torch.ops.adjcomp.grouped_linear: _grouped,
 }

@@ -49,6 +49,7 @@ _WINDOWED = {
     _ops.ssd_window_vjp.default: (10, 1),
     _ops.gated_delta_rule_window_vjp.default: (7, 1),
 }
+_GROUPED = {_ops.grouped_linear.default: 0, _ops.grouped_linear_vjp.default: 1}  # the place of x
 _LOSS_PRODUCTS = {
     _ops.linear_cross_entropy.default: (0, 1),
     _ops.linear_cross_entropy_vjp.default: (1, 3),
@@ -107,6 +108,9 @@ def _flops(step: Compute, sizes: SlotSizes) -> int:
     if step.target in _PRODUCTS:
         first = _PRODUCTS[step.target]
         return _product_flops(sizes, step.args[first], step.args[first + 1])
+    if step.target in _GROUPED:
+        first = _GROUPED[step.target]
+        return (1 + first) * _product_flops(sizes, step.args[first], step.args[first + 1])
     if step.target in _LOSS_PRODUCTS:
         first, passes = _LOSS_PRODUCTS[step.target]
         x, weight = sizes.shapes_of(step.args[first])[0], sizes.shapes_of(step.args[first + 1])[0]

@@ -10,6 +10,7 @@ from adjcomp.ops.attention import causal_attention
 from adjcomp.ops.conv import causal_conv1d
 from adjcomp.ops.delta import gated_delta_rule
 from adjcomp.ops.dual import ssd
+from adjcomp.ops.grouped import grouped_linear
 from adjcomp.ops.linear_attention import linear_attention
 from adjcomp.ops.logsum import logcumsumexp
 from adjcomp.ops.loss import linear_cross_entropy
@@ -41,6 +42,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_delta_rule_adjoint_summary",
     "gated_delta_rule_summary",
+    "grouped_linear",
     "linear_attention",
     "linear_cross_entropy",
     "linear_scan",

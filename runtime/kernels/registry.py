@@ -35,6 +35,7 @@ CPU_PACKAGE = "adjcomp.runtime.kernels.cpu"
 PACKAGES = {"cpu": CPU_PACKAGE, "cuda": "adjcomp.runtime.kernels.triton"}
 # Ops whose one implementation serves every device.
 COMMON = {
+    "grouped_linear": "adjcomp.runtime.kernels.grouped_linear",
     "linear_attention": "adjcomp.runtime.kernels.linear_attention",
     "max_plus_scan": "adjcomp.runtime.kernels.max_plus_scan",
     "logcumsumexp": "adjcomp.runtime.kernels.logsum",

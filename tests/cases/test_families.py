@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from fidelity import Block, Residual, compare, next_token, tokens
 from library_models import FAMILIES
+from repository import ROOT
 from torch import Tensor, nn
 
 import adjcomp
@@ -15,12 +18,12 @@ def batch(length: int) -> Tensor:
     return tokens(2, length, vocab=60) + 3  # no padding id among them
 
 
-SOON = ("kimi_linear", "lfm2", "qwen3_next", "xlstm", "zamba")
+SOON = ("kimi_linear", "minimax", "qwen3_next", "xlstm")
 
 
 @pytest.mark.parametrize("family", [f if f in SOON else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
 def test_a_family_trains(family: str) -> None:
-    model = FAMILIES[family].make(**FAMILIES[family].alone)
+    model = FAMILIES[family].make()
     compare(model, adjcomp.compile(model, chunk=7), next_token(batch(16)))
 
 
@@ -28,13 +31,17 @@ def test_a_family_trains(family: str) -> None:
 @pytest.mark.parametrize("chunk", [None, 1, 16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_trains_at_any_chunk_length(family: str, chunk: int | None) -> None:
-    """With padding at the start of a row, and labels that count for nothing."""
-    model = FAMILIES[family].make(**FAMILIES[family].alone)
-    ids = batch(41)
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    compare(model, adjcomp.compile(model, chunk=chunk), lambda m: m(input_ids=ids, attention_mask=mask, labels=labels).loss)
+    """A row is padded at its end, where labels count for nothing."""
+    model, ids = FAMILIES[family].make(), batch(41)
+    labels = ids.index_fill(1, torch.arange(36, 41), -100)
+    compare(model, adjcomp.compile(model, chunk=chunk), lambda m: m(input_ids=ids, labels=labels).loss)
+
+
+@pytest.mark.slow
+def test_the_loss_that_balances_routers() -> None:
+    """Its shares of experts and mean probabilities are sums over the whole sequence."""
+    model, ids = FAMILIES["minimax"].make(), batch(16)
+    compare(model, adjcomp.compile(model, chunk=7), lambda m: m(input_ids=ids, labels=ids, output_router_logits=True).loss)
 
 
 def test_hidden_states_that_transformers_collects_by_hooks() -> None:
@@ -46,7 +53,7 @@ def test_hidden_states_that_transformers_collects_by_hooks() -> None:
         assert len(states) == 3
         return states[1].square().mean()
 
-    model = FAMILIES["lfm2"].make(**FAMILIES["lfm2"].alone)
+    model = FAMILIES["lfm2"].make()
     compare(model, adjcomp.compile(model, chunk=4), call)
 
 
@@ -61,3 +68,15 @@ def test_a_bias_that_autocast_narrows_is_not_written_to() -> None:
             return run(x).float().square().mean()
 
     compare(model, adjcomp.compile(model, chunk=4), call, bound=5e-2)
+
+
+def test_the_documents_list_the_families_that_are_tested() -> None:
+    """Each class in the table of the page on capture is compared with plain autograd, here or by the cases of Mamba's own."""
+    text = (ROOT / "docs" / "capture.md").read_text()
+    listed = {
+        name
+        for row in re.findall(r"^\| (`\w+ForCausalLM`.*?) \|", text, flags=re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    own = {"MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"}
+    assert listed == own | {family.model for family in FAMILIES.values()}

@@ -19,17 +19,16 @@ _DELTA = {
     "linear_num_value_heads": 4,
     "head_dim": 8,
 }
-_KDA = {"linear_num_heads": 2, "linear_head_dim": 8}
-_LINEAR, _BOTH = ["linear_attention"] * 2, ["linear_attention", "full_attention"]
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+_BOTH = ["linear_attention", "full_attention"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers and the sizes of a small one. alone: sizes that leave out attention and experts."""
+    """A class of transformers and the sizes of a small one."""
 
     model: str
     sizes: dict[str, Any]
-    alone: dict[str, Any]
 
     def make(self, **sizes: Any) -> nn.Module:
         """A random model in training mode."""
@@ -41,27 +40,64 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "bamba": Family("BambaForCausalLM", {**_HEADS, **_SSD, "num_hidden_layers": 2}, {"attn_layer_indices": []}),
+    "bamba": Family("BambaForCausalLM", {**_HEADS, **_SSD, "num_hidden_layers": 2, "attn_layer_indices": [1]}),
+    "falcon_h1": Family("FalconH1ForCausalLM", {**_HEADS, **_SSD, "num_hidden_layers": 2, "mamba_d_ssm": 64}),
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
-        {**_HEADS, **_SSD, "num_hidden_layers": 2, "shared_intermediate_size": 64, "num_local_experts": 0},
-        {"layer_types": ["mamba", "mamba"]},
+        {
+            **_HEADS,
+            **_SSD,
+            "num_hidden_layers": 2,
+            "layer_types": ["mamba", "attention"],
+            "shared_intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
     ),
     "jamba": Family(
         "JambaForCausalLM",
-        {**_HEADS, "num_hidden_layers": 2, "mamba_d_state": 4, "mamba_dt_rank": 4},
-        {"attn_layer_period": 9, "attn_layer_offset": 8, "expert_layer_period": 9, "expert_layer_offset": 8},
+        {
+            **_HEADS,
+            **_EXPERTS,
+            "num_hidden_layers": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+        },
     ),
     "kimi_linear": Family(
         "KimiLinearForCausalLM",
-        {**_ALL_HEADS, **_KDA, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-        {"layer_types": _LINEAR, "mlp_layer_types": ["dense", "dense"]},
+        {
+            **_ALL_HEADS,
+            "num_hidden_layers": 2,
+            "layer_types": _BOTH,
+            "linear_num_heads": 2,
+            "linear_head_dim": 8,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ),
-    "lfm2": Family("Lfm2ForCausalLM", {**_HEADS, "num_hidden_layers": 2}, {"layer_types": ["conv", "conv"]}),
+    "lfm2": Family("Lfm2ForCausalLM", {**_HEADS, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}),
+    "minimax": Family(
+        "MiniMaxForCausalLM",
+        {**_HEADS, "num_hidden_layers": 2, "layer_types": _BOTH, "num_local_experts": 2, "num_experts_per_tok": 1}
+        | {"head_dim": 8, "block_size": 8},
+    ),
     "nemotron_h": Family(
         "NemotronHForCausalLM",
         {
             **_HEADS,
+            "layers_block_type": ["mamba", "attention", "moe"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
             "head_dim": 8,
             "mamba_num_heads": 8,
             "mamba_head_dim": 8,
@@ -69,31 +105,55 @@ FAMILIES: dict[str, Family] = {
             "chunk_size": 8,
             "n_groups": 1,
         },
-        {"layers_block_type": ["mamba", "mlp"]},
     ),
-    "qwen3_5_text": Family(
-        "Qwen3_5ForCausalLM", {**_HEADS, **_DELTA, "num_hidden_layers": 2, "layer_types": _BOTH}, {"layer_types": _LINEAR}
+    "olmo_hybrid": Family(
+        "OlmoHybridForCausalLM",
+        {
+            **_ALL_HEADS,
+            "num_hidden_layers": 2,
+            "layer_types": _BOTH,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+        },
     ),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", {**_HEADS, **_DELTA, "num_hidden_layers": 2, "layer_types": _BOTH}),
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
-        {**_HEADS, **_DELTA, "num_hidden_layers": 2, "layer_types": _BOTH, "num_experts": 2, "num_experts_per_tok": 1},
-        {"layer_types": _LINEAR, "mlp_only_layers": [0, 1]},
+        {
+            **_HEADS,
+            **_DELTA,
+            **_EXPERTS,
+            "num_hidden_layers": 2,
+            "layer_types": _BOTH,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
     ),
     "xlstm": Family(
         "xLSTMForCausalLM",
         {"embedding_dim": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 2, "chunk_size": 8},
-        {},
     ),
     "zamba": Family(
         "ZambaForCausalLM",
-        {**_ALL_HEADS, "num_hidden_layers": 2, "n_mamba_heads": 2, "mamba_d_state": 4, "mamba_dt_rank": 4},
-        {"layers_block_type": ["mamba", "mamba"]},
+        {
+            **_ALL_HEADS,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid"] * 2,
+            "n_mamba_heads": 2,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+        },
     ),
     "zamba2": Family(
         "Zamba2ForCausalLM",
         {
             **_ALL_HEADS,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "hybrid", "mamba"],
             "n_mamba_heads": 8,
             "mamba_d_state": 8,
             "mamba_headdim": 8,
@@ -101,6 +161,5 @@ FAMILIES: dict[str, Family] = {
             "chunk_size": 8,
             "num_mem_blocks": 1,
         },
-        {"layers_block_type": ["mamba", "mamba"]},
     ),
 }
