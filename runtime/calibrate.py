@@ -34,7 +34,8 @@ from adjcomp.runtime.values import Cotangents, Held, StepInputs
 LEAST_RUNS, MOST_RUNS = 5, 15
 ENOUGH_SECONDS, FEW_RUNS = 2.0, 3  # of long tiles, fewer runs serve
 STEADY_SHARE, STEADY_SECONDS = 0.1, 2e-4  # how far over the fastest run the median may be
-EVICTED_BYTES = 32 << 20  # written over before each run
+EVICTED_BYTES = 32 << 20  # written over before each run on a CPU
+EVICTED_BYTES_GPU = 256 << 20  # and on a GPU, whose largest caches hold as much
 NO_BUDGET = 1 << 60  # bytes
 Tensor = torch.Tensor
 
@@ -99,7 +100,7 @@ class Rehearsal(Step):
         plan = Plan(costs, (Share(str(device), NO_BUDGET, {}, {}),), certificate, actions)
         executable = Executable(stack, plan, tuple(programs), tuple(programs))
         super().__init__(executable, _inputs(stack, layer, costs.chunk, state), StorageTracker(0))
-        self.evicted = torch.zeros(EVICTED_BYTES // 4, device=device)
+        self.evicted = torch.zeros((EVICTED_BYTES if device.type == "cpu" else EVICTED_BYTES_GPU) // 4, device=device)
         self.before = self._before()
         self.tiles.values.update(self.before)
         if self.own.vjp is not None:

@@ -93,12 +93,12 @@ class _Memory:
 
 
 def _at_its_address(result: Tensor) -> Tensor:
-    """The same dense tensor without its storage: the pool keeps the memory as long as there is a graph."""
-    size = result.numel() * result.element_size()
-    if size == 0:
+    """The same tensor without its storage: the pool keeps the memory as long as there is a graph."""
+    if result.numel() == 0:
         return torch.empty_like(result)
-    found: Tensor = torch.as_tensor(_Memory(result.data_ptr(), size), device=result.device)
-    return found.view(result.dtype).view(result.shape)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(result.shape, result.stride(), strict=True))
+    found: Tensor = torch.as_tensor(_Memory(result.data_ptr(), reach * result.element_size()), device=result.device)
+    return found.view(result.dtype).as_strided(result.shape, result.stride())
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}

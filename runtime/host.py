@@ -44,7 +44,9 @@ class HostCopies:
         self.leaving: dict[Value, torch.cuda.Event] = {}  # copies out that the computing stream hasn't waited for
         self.coming: dict[Value, torch.cuda.Event] = {}  # copies in that it hasn't waited for
         if self.streams is not None:
-            self.streams[0].wait_stream(self.streams[1])  # a step that failed may have left copies from this memory under way
+            # a step that failed may have left copies under way, from this memory and to what it had on the device
+            self.streams[0].wait_stream(self.streams[1])
+            torch.cuda.current_stream(device).wait_stream(self.streams[1])
         weakref.finalize(self, _FREE[str(device)].append, self.slab)
 
     def offload(self, value: Value, held: Held) -> None:

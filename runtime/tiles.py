@@ -175,6 +175,10 @@ class Tiles:
             case InputKind.PAST:
                 return self.past(k, entry.index, span[0])
             case InputKind.SEED:
-                return torch.tensor(mix_seed(self.inputs.seed, k), dtype=torch.int64, device=self.device)
+                return self._number(mix_seed(self.inputs.seed, k))
             case InputKind.OFFSET:
-                return torch.tensor(span[0], dtype=torch.int64, device=self.device)
+                return self._number(span[0])
+
+    def _number(self, value: int) -> Tensor:
+        """On the device. Filled there: a copy of a number from the host would wait until the device has caught up."""
+        return torch.full((), value, dtype=torch.int64, device=self.device)

@@ -6,29 +6,35 @@ A floor divides the bytes that must move by the rate of a large copy, or the FLO
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-from rows import Job, Row, peak_bytes, timed
+from rows import Job, Row, peak_bytes, timed, wait
 from torch import Tensor
 
 from adjcomp import ops
+from adjcomp.ops import reference
 
 Run = Callable[[], object]
 
 
+LOOP_SHARE = 16  # eager torch loops over time: over so small a part of it, which the seconds are multiplied with
+
+
 @dataclass(frozen=True)
 class Workload:
-    """An op on one shape. bytes, flops: least of forward and VJP together, from the shapes."""
+    """An op on one shape. bytes, flops: least of forward and VJP together, from the shapes. other: what it is compared with."""
 
     name: str
     forward: Callable[..., Tensor]
     inputs: list[Tensor]
-    flops: float = 0.0
-    other: str = ""
-    other_forward: Callable[..., Tensor] | None = None
+    flops: float
+    other: str
+    other_forward: Callable[..., Tensor]
+    other_share: int = 1  # the other one gets the first 1 / other_share of time
 
     @property
     def bytes(self) -> float:
@@ -36,15 +42,32 @@ class Workload:
         size = sum(t.numel() * t.element_size() for t in self.inputs)
         return 3 * size + 2 * self.inputs[0].numel() * self.inputs[0].element_size()
 
-    def step(self, forward: Callable[..., Tensor]) -> Run:
+    def step(self) -> Run:
         """Forward and VJP."""
-        leaves = [t.detach().requires_grad_() for t in self.inputs]
-        seed = torch.randn_like(forward(*self.inputs))
+        return _both_ways(self.forward, self.inputs)
 
-        def run() -> object:
-            return torch.autograd.grad(forward(*leaves), leaves, seed)
+    def other_seconds(self, device: torch.device) -> float:
+        """What the other one takes for the same."""
+        share = self.other_share
+        inputs = self.inputs if share == 1 else [t[:, : max(1, t.shape[1] // share)] for t in self.inputs]
+        return share * timed(_both_ways(self.other_forward, inputs), device, rounds=9 if share == 1 else 3)
 
-        return run
+
+def _both_ways(forward: Callable[..., Tensor], inputs: list[Tensor]) -> Run:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    seed = torch.randn_like(forward(*inputs))
+    return lambda: torch.autograd.grad(forward(*leaves), leaves, seed)
+
+
+def _other(package: str, theirs: Callable[..., Tensor], loop: Callable[..., Tensor]) -> tuple[str, Callable[..., Tensor], int]:
+    """Another library's kernels where they are installed, else eager torch: a loop over time in float32."""
+    if importlib.util.find_spec(package) is not None:
+        return package, theirs, 1
+
+    def eager(*inputs: Tensor) -> Tensor:
+        return loop(*(t.float() for t in inputs)).to(inputs[0].dtype)
+
+    return f"eager torch (a loop over T / {LOOP_SHARE})", eager, LOOP_SHARE
 
 
 def _draw(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -64,7 +87,10 @@ def _selective(device: torch.device, dtype: torch.dtype, t: int, d: int, n: int)
         first = [u.mT for u in (x, dt, B, C, z)]
         return selective_scan_fn(first[0], first[1], A, *first[2:4], D, first[4], bias, True).mT
 
-    other = ("mamba_ssm", theirs) if importlib.util.find_spec("mamba_ssm") else ("", None)
+    def loop(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
+        return reference.selective_scan(x, dt, A, B, C, D, z, dt_bias=bias, dt_softplus=True)[0]
+
+    other = _other("mamba_ssm", theirs, loop)
     return Workload(f"selective_scan T={t} D={d} N={n}", forward, [x, dt, B, C, z], 0.0, *other)
 
 
@@ -80,9 +106,12 @@ def _ssd(device: torch.device, dtype: torch.dtype, t: int, h: int, p: int, n: in
 
         return mamba_chunk_scan_combined(x, dt, A, B, C, 64, D, z, dt_bias=bias, dt_softplus=True)
 
+    def loop(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, z: Tensor) -> Tensor:
+        return reference.ssd(x, dt, A, B, C, D, z, dt_bias=bias, dt_softplus=True)[0]
+
     chunk = 64
     flops = 3 * 2.0 * t * h * (chunk * (n + p) + 2 * p * n)  # the VJP costs twice the forward
-    other = ("mamba_ssm", theirs) if importlib.util.find_spec("mamba_ssm") else ("", None)
+    other = _other("mamba_ssm", theirs, loop)
     return Workload(f"ssd T={t} H={h} P={p} N={n}", forward, [x, dt, B, C, z], flops, *other)
 
 
@@ -99,14 +128,22 @@ def _delta(device: torch.device, dtype: torch.dtype, t: int, h: int, k: int) -> 
 
         return chunk_gated_delta_rule(q, key, v, g, beta, scale=1.0)[0]
 
-    other = ("fla", theirs) if importlib.util.find_spec("fla") else ("", None)
+    def loop(q: Tensor, key: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        return reference.gated_delta_rule(q, key, v, g[:, : v.shape[1]], beta)[0]
+
+    other = _other("fla", theirs, loop)
     flops = 3 * 2.0 * t * h * (2 * 64 * 2 * k + 4 * k * k)
     return Workload(f"gated_delta_rule T={t} H={h} K={k}", forward, [q, key, v, beta.sigmoid()], flops, *other)
 
 
 def _scan(device: torch.device, dtype: torch.dtype, t: int, d: int) -> Workload:
     a, b = torch.rand(1, t, d, device=device).to(dtype), *_draw(device, dtype, (1, t, d))
-    return Workload(f"linear_scan T={t} D={d}", lambda a, b: ops.linear_scan(a, b)[0], [a, b])
+
+    def loop(a: Tensor, b: Tensor) -> Tensor:
+        return reference.linear_scan(a, b)[0]
+
+    other = (f"eager torch (a loop over T / {LOOP_SHARE})", loop, LOOP_SHARE)
+    return Workload(f"linear_scan T={t} D={d}", lambda a, b: ops.linear_scan(a, b)[0], [a, b], 0.0, *other)
 
 
 def _conv(device: torch.device, dtype: torch.dtype, t: int, d: int) -> Workload:
@@ -182,30 +219,50 @@ def jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
 
 def _measure(make: Callable[[], Workload], device: torch.device, tiny: bool) -> Row:
     work = make()
-    step = work.step(work.forward)
+    step = work.step()
     seconds, (copied, multiplied) = timed(step, device), rates(device, tiny)
     floor = max(work.bytes / copied, work.flops / multiplied)
     other, note = None, f"{seconds / floor:.2f} x floor"
-    if work.other_forward is not None:
-        try:
-            other = timed(work.step(work.other_forward), device)
-            note += f", {other / seconds:.2f} x faster than {work.other}"
-        except Exception as error:  # noqa: BLE001 - another library's failure says nothing about this kernel
-            note += f"; {work.other} failed: {type(error).__name__}"
+    try:
+        other = work.other_seconds(device)
+        note += f", {other / seconds:.2f} x faster than {work.other}"
+    except Exception as error:  # noqa: BLE001 - another library's failure says nothing about this kernel
+        note += f"; {work.other} failed: {type(error).__name__}"
     return Row("speed", work.name, True, seconds, floor, other, peak_bytes(step, device), note=note)
+
+
+def first_calls(device: torch.device, tiny: bool) -> Iterator[Job]:
+    """Everything that is timed later, called once: what its kernels take to compile, in processes side by side."""
+    for name, make in {**workloads(device, torch.float32 if tiny else torch.bfloat16, tiny), **in_graphs(device)}.items():
+        yield Job("first calls", name, partial(_first, name, make, device))
+
+
+def _first(name: str, make: Callable[[], Workload], device: torch.device) -> Row:
+    step, start = make().step(), time.perf_counter()
+    step()
+    wait(device)
+    return Row("first calls", name, True, time.perf_counter() - start)
+
+
+def in_graphs(device: torch.device) -> dict[str, Callable[[], Workload]]:
+    """What is captured as CUDA graphs."""
+    if device.type != "cuda":
+        return {}
+    return {
+        "selective_scan T=1024": partial(_selective, device, torch.bfloat16, t=1024, d=1536, n=16),
+        "ssd T=1024": partial(_ssd, device, torch.bfloat16, t=1024, h=24, p=64, n=128),
+    }
 
 
 def graph_jobs(device: torch.device, tiny: bool) -> Iterator[Job]:
     """The launches of one step replayed as a CUDA graph, against launching them one by one."""
-    if device.type == "cuda":
-        shapes = {"selective_scan": partial(_selective, t=1024, d=1536, n=16), "ssd": partial(_ssd, t=1024, h=24, p=64, n=128)}
-        for name, make in shapes.items():
-            yield Job("graphs", name, partial(_graph, partial(make, device, torch.bfloat16), device))
+    for name, make in in_graphs(device).items():
+        yield Job("graphs", name, partial(_graph, make, device))
 
 
 def _graph(make: Callable[[], Workload], device: torch.device) -> Row:
     work = make()
-    step = work.step(work.forward)
+    step = work.step()
     launched = timed(step, device)
     aside = torch.cuda.Stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))

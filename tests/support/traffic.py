@@ -22,11 +22,15 @@ LARGE = 0.4  # of the bytes of the largest argument, from where on one is a stre
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of all launches of a kernel: bytes of streams, each once; the same once a program; and of everything else."""
+    """Of all launches of a kernel: bytes of streams, each once; the same once a program; and of everything else.
+
+    `arguments` has the bytes of each argument that were met in any launch, each once a launch.
+    """
 
     least: int = 0
     streams: int = 0
     rest: int = 0
+    arguments: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -36,8 +40,9 @@ class Traffic:
 
 @dataclass
 class _Launch:
-    """The byte ranges of one launch's streams, and what it met, in units of 2 bytes by their addresses."""
+    """The byte ranges of one launch's arguments and streams, and what it met, in units of 2 bytes by their addresses."""
 
+    named: Mapping[str, tuple[int, int]]
     spans: list[tuple[int, int]]
     program: list[Any] = field(default_factory=list)  # of the running program
     streams: list[Any] = field(default_factory=list)  # of all programs; each program's own once
@@ -61,12 +66,16 @@ class _Launch:
         streams, rest = np.concatenate(self.streams), np.concatenate(self.rest)
         return UNIT * np.unique(streams).size, UNIT * streams.size, UNIT * np.unique(rest).size
 
+    def by_argument(self) -> dict[str, int]:
+        met = np.unique(np.concatenate([*self.streams, *self.rest]))
+        return {name: UNIT * int(((start <= met) & (met < stop)).sum()) for name, (start, stop) in self.named.items()}
 
-def _spans(arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
-    tensors = [t for t in arguments.values() if isinstance(t, Tensor)]
-    sizes = [t.numel() * t.element_size() for t in tensors]
-    pairs = zip(tensors, sizes, strict=True)
-    return [(t.data_ptr(), t.data_ptr() + size) for t, size in pairs if size >= LARGE * max(sizes)]
+
+def _launched(arguments: Mapping[str, Any]) -> _Launch:
+    tensors = {name: t for name, t in arguments.items() if isinstance(t, Tensor)}
+    named = {name: (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for name, t in tensors.items()}
+    largest = max(stop - start for start, stop in named.values())
+    return _Launch(named, [(start, stop) for start, stop in named.values() if stop - start >= LARGE * largest])
 
 
 @contextlib.contextmanager
@@ -90,13 +99,14 @@ def counted() -> Iterator[dict[str, Traffic]]:
         place(self, *index)
 
     def call(self: Any, *args: Any, **arguments: Any) -> None:
-        current.append(_Launch(_spans(arguments)))
+        current.append(_launched(arguments))
         run(self, *args, **arguments)
         launch = current.pop()
         launch.next_program()
         before = found.get(self.fn.__name__, Traffic())
         least, streams, rest = launch.traffic()
-        found[self.fn.__name__] = Traffic(before.least + least, before.streams + streams, before.rest + rest)
+        named = {name: size + before.arguments.get(name, 0) for name, size in launch.by_argument().items()}
+        found[self.fn.__name__] = Traffic(before.least + least, before.streams + streams, before.rest + rest, named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "create_masked_load", masked_load)

@@ -35,6 +35,7 @@ from adjcomp.runtime.kernels.triton.resources import CHIPS
 
 STEPS = 4096
 QUICK_TARGETS = ("sm_90",)
+HALF_TARGETS = ("sm_90", "gfx942")  # where float16 is compiled too
 Results = Iterator[object]  # what the ops returned: tensors, or sequences of tensors and None
 Call = Callable[[torch.dtype], Results]
 
@@ -159,13 +160,15 @@ def launches(target: str, quick: bool = False) -> tuple[Launch, ...]:
     """Every distinct launch of the calls on a target, in bfloat16 and in float32 (`quick`: only the former).
 
     float16 differs from bfloat16 in how numbers are converted, and from float32 in how they are read: one launch of each kernel
-    that meets it shows that it compiles.
+    that meets it shows that it compiles, for one target of each compiler.
     """
     chip = CHIPS[target]
     with ahead(Target(target, chip.shared_per_block, chip.processors)):
         if quick:
             return distinct(CALLS, (torch.bfloat16,))
         found = distinct(CALLS, (torch.bfloat16, torch.float32))
+        if target not in HALF_TARGETS:
+            return found
         halves: dict[str, Launch] = {}
         for launch in distinct(CALLS, (torch.float16,)):
             if "*fp16" in launch.signature.values():
@@ -191,14 +194,17 @@ def distinct(calls: tuple[Call, ...], dtypes: tuple[torch.dtype, ...]) -> tuple[
 
 
 def compiled(quick: bool, kernels: str, targets: list[str] | None, workers: int) -> Iterator[Row]:
-    """A row for each launch whose kernel's name contains `kernels` and each target, as `workers` processes deliver them."""
+    """A row for each launch whose kernel's name contains `kernels` and each target, as `workers` processes deliver them.
+
+    They are forked, and so find the launches made: making them takes a process some seconds.
+    """
     wanted = targets or (QUICK_TARGETS if quick else list(TARGETS))
     found = [(i, target) for target in wanted for i, launch in enumerate(launches(target, quick)) if kernels in launch.name]
-    with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max_workers=workers, mp_context=multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_compile, [quick] * len(found), found)
 
 
 def _compile(quick: bool, job: tuple[int, str]) -> Row:
-    """Runs in a process of its own, which finds the launch again by its place in the catalogue."""
+    """Runs in a process of its own; launches can't be sent to it, only their places in the catalogue."""
     index, target = job
     return row(launches(target, quick)[index], target)

@@ -142,12 +142,12 @@ def _choose(kernel: str, target: Target, fixed: bool, sizes: tuple[tuple[str, in
     raise ValueError(f"adjcomp kernel {kernel}: sizes {known} on {target}; supported: {limits}")
 
 
-def segments(steps: int, programs: int, interval: int, device: torch.device) -> int:
+def segments(steps: int, programs: int, interval: int, device: torch.device, each: int = PROGRAMS_PER_PROCESSOR) -> int:
     """Steps of time that one program walks: a power of two times `interval`, at most what fills the device.
 
-    `programs` is how many there are per segment (batch and channel blocks).
+    `programs` is how many there are per segment (batch and channel blocks), `each` how many fill a processor.
     """
-    wanted = FIXED_PROGRAMS if is_fixed() else PROGRAMS_PER_PROCESSOR * target_of(device).processors
+    wanted = FIXED_PROGRAMS if is_fixed() else each * target_of(device).processors
     length = interval
     while length < steps and -(-steps // (2 * length)) * programs >= wanted:
         length *= 2

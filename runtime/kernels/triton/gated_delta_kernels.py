@@ -160,7 +160,7 @@ def delta_multiply(
 ):  # fmt: skip
     """out (b, h, t', C) = matrix (b, h, c, q, q), or its transpose, times the rows of source (b, h, t, C).
 
-    SCALE multiplies source by β, DECAY by the decay from the chunk's start.
+    SCALE multiplies source by β, DECAY by the decay from the chunk's start; betas and log may be None without.
     """
     pid = tl.program_id(0)
     batch, chunk = pid // chunks, pid % chunks
@@ -184,11 +184,11 @@ def delta_multiply(
 
 @triton.jit
 def delta_outer(
-    left, right, betas, log, left2, right2, out, left_b, left_t, right_b, right_h, right_t, right_T, left2_b, left2_t, T, H, K, C,
-    chunks, slots, offset, END: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr,
+    left, right, betas, log, left2, right2, out, left_b, left_t, right_b, right_h, right_t, right_T, left2_b, left2_t, out_b, T,
+    H, K, C, chunks, END: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr, Q: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Σ_t decayed left[t, k] right[t, c] of each chunk into slot chunk + offset of out (b, slots, h, k, c).
+    """Σ_t decayed left[t, k] right[t, c] of each chunk into out (b, chunks, h, k, c).
 
     left: (b, t, h, k), decayed from the chunk's start (END: to its end). right: (b, h, t, c), times β for SCALE. Where there is
     left2 (b, t, h, k), decayed from the start, the same with right2 (b, h, t', c) is taken off.
@@ -216,7 +216,7 @@ def delta_outer(
             total = tl.dot(tl.trans((-rows).to(OPERAND)), values, total, input_precision=PRECISION)
     ks = k + tl.arange(0, BLOCK_K)[:, None]
     cs = c + tl.arange(0, BLOCK_C)[None, :]
-    place = slot(out, batch * slots + chunk + offset, h, H, K * C) + (ks * C + cs)
+    place = row(out, batch, chunk, out_b, H * K * C) + (h * K * C + ks * C + cs)
     tl.store(place, total.to(out.dtype.element_ty), mask=(ks < K) & (cs < C))
 
 

@@ -154,10 +154,18 @@ def multiply(
     out = call.room(call.heads, call.padded, channels)
     time, head = (2, 1) if inside else (1, 2)
     moves = {"source_b": source.stride(0), "source_h": source.stride(head), "source_t": source.stride(time)}
-    given = {"matrix": matrix, "source": source, "betas": sums[1], "log": sums[0], "out": out, "C": channels, **moves}
-    options = {"TRANSPOSE": transpose, "SCALE": scale, "DECAY": decay, "T": source.shape[time], **call.products}
-    sizes = call.pick("H", "K", "chunks", "WIDE", "Q")
-    launch(kernels.delta_multiply, call.grid(count_blocks(channels, config, "BLOCK_C")), {**given, **options, **sizes}, config)
+    # what isn't read is left out: equal programs are compiled once
+    given = {
+        "matrix": matrix,
+        "source": source,
+        "betas": sums[1] if scale else None,
+        "log": sums[0] if decay else None,
+        "out": out,
+    }
+    options = {"TRANSPOSE": transpose, "SCALE": scale, "DECAY": decay, "WIDE": decay and call.wide, **call.products}
+    sizes = {**call.pick("H", "K", "chunks", "Q"), "T": source.shape[time], "C": channels}
+    grid = call.grid(count_blocks(channels, config, "BLOCK_C"))
+    launch(kernels.delta_multiply, grid, {**given, **moves, **options, **sizes}, config)
     return out
 
 
@@ -179,11 +187,12 @@ def outer(
     time, head = (2, 1) if inside else (1, 2)
     moves = {"right_b": right.stride(0), "right_h": right.stride(head), "right_t": right.stride(time)}
     left2, right2 = taken or (None, None)
-    given = {"left": left, "right": right, "betas": sums[1], "log": sums[0], "left2": left2, "right2": right2, "out": out}
-    offset = 1 if forwards and out.shape[1] > call.chunks else 0
-    options = {"C": channels, "slots": out.shape[1], "offset": offset, "END": forwards, "SCALE": forwards, **call.products}
+    slots = out[:, 1:] if forwards and out.shape[1] > call.chunks else out
+    given = {"left": left, "right": right, "betas": sums[1], "log": sums[0], "left2": left2, "right2": right2, "out": slots}
+    options = {"C": channels, "END": forwards, "SCALE": forwards, **call.products}
     sizes = {**call.pick("T", "H", "K", "chunks", "WIDE", "Q"), "right_T": right.shape[time]}
-    arguments = {**given, **moves, **moves_of({"left": left, "left2": left2}), **options, **sizes}
+    moves = {**moves, **moves_of({"left": left, "left2": left2}), "out_b": out.stride(0)}
+    arguments = {**given, **moves, **options, **sizes}
     count = count_blocks(call.keys, config, "BLOCK_K") * count_blocks(channels, config, "BLOCK_C")
     launch(kernels.delta_outer, call.grid(count), arguments, config)
 

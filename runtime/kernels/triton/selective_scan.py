@@ -19,6 +19,9 @@ from adjcomp.runtime.kernels.triton.launch import launch
 from adjcomp.runtime.kernels.triton.selective_scan_vjp_kernels import selective_scan_vjp as vjp_kernel
 from adjcomp.runtime.kernels.triton.tensors import is_wide, parameter, strides, timed
 
+VJP_SEGMENT = 2 * CHECKPOINT_STEPS  # shorter ones would move as much for their borders (mu, dA) as for three inputs
+VJP_PROGRAMS = 4  # per processor at least, and fewer than twice as many: registers let 8 of its programs run at once
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -47,20 +50,28 @@ class _Call:
         return choose(kernel, self.A_nd.device, states=self.states)
 
     def blocks(self, config: Config) -> int:
-        """Blocks of channels."""
-        return -(-self.channels // config.constants["BLOCK_D"])
+        """Programs side by side."""
+        return _blocks(self.channels, config)
 
     def room(self, *sizes: int) -> Tensor:
         """An uninitialised float32 tensor (batch, *sizes)."""
         return self.A_nd.new_empty((self.batch, *sizes), dtype=torch.float32)
 
 
-def _call(kernel: str, x: Tensor, A: Tensor, bias: Tensor | None, softplus: bool) -> _Call:
+def _call(kernel: str, x: Tensor, A: Tensor, bias: Tensor | None, softplus: bool, vjp: bool = False) -> _Call:
     """`kernel` is the one that walks the segments and should fill the device."""
     batch, steps, channels = x.shape
-    block = choose(kernel, x.device, states=A.shape[1]).constants["BLOCK_D"]
-    segment = segments(steps, max(1, batch * -(-channels // block)), CHECKPOINT_STEPS, x.device)
+    programs = max(1, batch * _blocks(channels, choose(kernel, x.device, states=A.shape[1])))
+    if vjp:
+        segment = segments(steps, programs, VJP_SEGMENT, x.device, VJP_PROGRAMS)
+    else:
+        segment = segments(steps, programs, CHECKPOINT_STEPS, x.device)
     return _Call(batch, steps, channels, A.shape[1], segment, softplus, parameter(A.T), parameter(bias))
+
+
+def _blocks(channels: int, config: Config) -> int:
+    """Programs side by side: blocks of channels, of which a program may take several one after the other."""
+    return -(-channels // (config.constants["BLOCK_D"] * config.constants.get("PASSES", 1)))
 
 
 def _local(call: _Call, x: Tensor, dt: Tensor, B: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -167,7 +178,7 @@ def selective_scan_vjp(
     """See `adjcomp.ops.selective_scan`: cotangents of (x, dt, A, B, C, D, z, dt_bias, h0)."""
     if is_wide(states):
         return chunked_selective.selective_scan_vjp(dy, dh_last, x, dt, A, B, C, D, z, dt_bias, states, dt_softplus, mask)
-    call = _call("selective_scan_vjp", x, A, dt_bias, dt_softplus)
+    call = _call("selective_scan_vjp", x, A, dt_bias, dt_softplus, vjp=True)
     dx, ddt, dz = x.new_empty(x.shape), dt.new_empty(dt.shape), None if z is None else z.new_empty(z.shape)
     dy = torch.zeros_like(x) if dy is None else dy
     rows = {"dy": timed(dy), "x": timed(x), "dt": timed(dt), "z": timed(z)}
@@ -190,7 +201,7 @@ def _walk_back(call: _Call, given: dict[str, Tensor | None], B: Tensor, C: Tenso
     blocks, count = call.blocks(config), call.count
     padded = CHECKPOINT_STEPS * -(-call.steps // CHECKPOINT_STEPS)
     parked = CHECKPOINT_STEPS // config.constants["STEPS"] * call.states * config.constants["BLOCK_D"]
-    dA = torch.zeros((call.batch, count, call.states, call.channels), dtype=torch.float32, device=B.device)
+    dA = call.room(count, call.states, call.channels)
     dB, dC = call.room(blocks, call.states, padded), call.room(blocks, call.states, padded)
     dskip = None if given["skip"] is None else call.room(count, call.channels)
     dbias = None if call.bias is None else call.room(count, call.channels)

@@ -16,6 +16,7 @@ from op_cases import Case
 from traffic import counted
 
 from adjcomp import ops
+from adjcomp.ops.library import call
 
 ALLOWED = 1.25
 # Walks over borders of segments move a few percent of what the other steps do; a product of matrices is bound by arithmetic.
@@ -68,3 +69,22 @@ def test_bytes_are_within_a_quarter_of_the_least(name: str) -> None:
     ratios = {kernel: traffic.ratio for kernel, traffic in found.items() if kernel not in OTHERS}
     assert ratios
     assert max(ratios.values()) <= ALLOWED, ratios
+
+
+def test_the_vjp_of_selective_scan_moves_at_most_a_quarter_more_than_the_least() -> None:
+    """Given 16 states and 128 channels, when one segment is walked back, then what it moves for one of 512 steps is counted.
+
+    Checkpoints and partial sums go with the steps. What enters a segment, what leaves it (`mu`, read and written) and its share
+    of dA go with segments. Scratch stays in the L2 cache; B, C and parameters are shared by the blocks of channels.
+    """
+    steps, channels, states = 64, 128, 16
+    x, A, B = torch.randn(1, steps, channels).bfloat16(), -torch.rand(channels, states), torch.randn(1, steps, states).bfloat16()
+    kept, mask = torch.zeros(1, 3, states, channels), [True] * 9
+    with counted() as found:
+        call("selective_scan_vjp", x, A[None], x, x.abs(), A, B, B, A[:, 0], x, A[:, 0], kept, True, mask)
+    moved = found["selective_scan_vjp"].arguments
+    least = sum(moved[name] for name in ("x", "dt", "z", "dy", "dx", "ddt", "dz"))
+    assert least == 14 * steps * channels
+    along = sum(moved[name] for name in ("states", "dB", "dC"))
+    borders = 2 * moved["mu"] + moved["dA"]
+    assert (least + along + borders * steps / 512) / least <= ALLOWED
