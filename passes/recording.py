@@ -1,8 +1,8 @@
 """Choose the programs that are recorded and replayed, and count what that holds.
 
 Only tiles of residual layers: they are many and alike, while a head is a few large products, and a stem hardly more than one
-kernel. Attention reads more and more keys, so no recording of it serves two chunks; experts wait for their numbers of rows. A VJP that adds to a part of a side's
-gradient is left out: that part moves from chunk to chunk.
+kernel. Attention reads more and more keys, so no recording of it serves two chunks; experts wait for their numbers of rows. A VJP
+that adds to a part of a side's gradient is left out: that part moves from chunk to chunk.
 """
 
 from __future__ import annotations
