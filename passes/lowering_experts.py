@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from adjcomp import ops
@@ -43,6 +43,6 @@ def _linear(experts: Any, name: str, rows: Tensor, group: Tensor) -> Tensor:
     return y + functional.embedding(group, getattr(experts, f"{name}_bias")) if experts.has_bias else y
 
 
-def experts_interface(table: object, implementation: str, default: Callable[..., Any]) -> Callable[[nn.Module], Tensor]:
+def experts_interface(table: object, implementation: str, default: Callable[..., Any]) -> Callable[..., Tensor]:
     """In the place of `ExpertsInterface.get_interface`: one implementation, whatever is asked for."""
     return experts_forward
