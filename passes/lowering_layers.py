@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from adjcomp import ops
 from adjcomp.passes.lowering_experts import experts_interface
+from adjcomp.passes.lowering_griffin import recurrent_block
 
 Forward = Callable[..., Any]
 
@@ -83,6 +84,7 @@ def _matrix_memory(
 
 # By module below transformers.models and class: what takes the place of its forward, given the original one.
 LAYERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("recurrent_gemma.modeling_recurrent_gemma", "RecurrentGemmaRecurrentBlock"): recurrent_block,
     ("minimax.modeling_minimax", "MiniMaxLightningAttention"): _lightning_attention,
     ("xlstm.modeling_xlstm", "xLSTMBackend"): _matrix_memory,
 }

@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.minimax.modeling_minimax import MiniMaxConfig, MiniMaxLightningAttention
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaConfig, RecurrentGemmaRecurrentBlock
 from transformers.models.xlstm.modeling_xlstm import xLSTMBackend, xLSTMConfig
 
 from adjcomp import CaptureError
@@ -106,3 +107,25 @@ def test_matrix_memory(gates: float) -> None:
             return run(**given)
 
     agree(replaced, run, tensors)
+
+
+def test_griffin_s_recurrent_block() -> None:
+    """A document starts inside of a row; some decays are so slow that the derivative of the square root is at its bound."""
+    torch.manual_seed(0)
+    block = RecurrentGemmaRecurrentBlock(RecurrentGemmaConfig(hidden_size=12, lru_width=8, num_attention_heads=2), 0)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with torch.no_grad():
+        block.rg_lru.recurrent_param.copy_(torch.tensor([-40.0, -16.0, -14.0, -13.0, -5.0, 0.0, 1.0, 2.0]))
+    positions = torch.tensor([[*range(9), *range(12)]])
+
+    def run(hidden_states: Tensor) -> tuple[Tensor, ...]:
+        out = block(hidden_states, positions, None, use_cache=False)[0]
+        return (out, *torch.autograd.grad(out.square().sum(), [hidden_states, *block.parameters()]))
+
+    x = torch.randn(2, 21, 12, requires_grad=True)
+    plain = run(x)
+    with layers_as_ops():
+        ours = run(x)
+    for mine, expected in zip(ours, plain, strict=True):
+        assert float((mine - expected).detach().norm()) <= 1e-5 * float(expected.detach().norm())

@@ -133,6 +133,10 @@ FAMILIES: dict[str, Family] = {
             "shared_expert_intermediate_size": 16,
         },
     ),
+    "recurrent_gemma": Family(
+        "RecurrentGemmaForCausalLM",
+        {"num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 32, "attention_window_size": 16},
+    ),
     "xlstm": Family(
         "xLSTMForCausalLM",
         {"embedding_dim": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 2, "chunk_size": 8},
