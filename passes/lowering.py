@@ -21,6 +21,7 @@ from adjcomp.errors import CaptureError
 from adjcomp.passes import attention
 from adjcomp.passes.lowering_delta import gated_delta_rule
 from adjcomp.passes.lowering_mamba_ssm import FUNCTIONS, causal_conv1d, chunk_scan, selective_scan
+from adjcomp.passes.lowering_rwkv import rwkv_linear_attention
 from adjcomp.passes.lowering_scan import associative_scan
 
 Tensor = torch.Tensor
@@ -69,6 +70,7 @@ KERNEL_NAMES: dict[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": gated_delta_rule,
     "fused_recurrent_kda": gated_delta_rule,
     "recurrent_kimi_delta_attention": gated_delta_rule,
+    "rwkv_linear_attention": rwkv_linear_attention,
     "mamba_inner_fn": _unavailable,
     "mamba_split_conv1d_scan_combined": _unavailable,
     "mamba2_split_conv1d_scan_combined": _unavailable,

@@ -13,11 +13,13 @@ from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.minimax.modeling_minimax import MiniMaxConfig, MiniMaxLightningAttention
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaConfig, RecurrentGemmaRecurrentBlock
+from transformers.models.rwkv import modeling_rwkv as rwkv
 from transformers.models.xlstm.modeling_xlstm import xLSTMBackend, xLSTMConfig
 
 from adjcomp import CaptureError
 from adjcomp.passes.lowering_delta import gated_delta_rule
 from adjcomp.passes.lowering_layers import layers_as_ops
+from adjcomp.passes.lowering_rwkv import rwkv_linear_attention
 
 
 def agree(ours: Callable[..., Any], theirs: Callable[..., Any], tensors: dict[str, Tensor], **options: Any) -> None:
@@ -70,6 +72,40 @@ def test_what_a_kernel_would_do_beside_is_refused(option: str) -> None:
     """Borders between documents, or a gate made inside of the kernel, are never dropped without a word."""
     with pytest.raises(CaptureError, match=option):
         gated_delta_rule(**delta_tensors(4, False, False), **{option: torch.ones(3)})
+
+
+def rwkv_tensors() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    key = (64 * torch.randn(2, 21, 5)).round() / 64  # exact beside numbers of some hundreds, too
+    return {"time_decay": torch.randn(5), "time_first": torch.randn(5), "key": key, "value": torch.randn(2, 21, 5)}
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_weighted_means_of_rwkv(returned: bool) -> None:
+    """States that are returned have gradients of their own."""
+
+    def flat(function: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+        def run(**given: Tensor) -> list[Tensor]:
+            out, states = function(**given, return_state=returned)
+            return [out, *(states or [])]
+
+        return run
+
+    agree(flat(rwkv_linear_attention), flat(rwkv.rwkv_linear_attention_cpu), rwkv_tensors())
+
+
+@pytest.mark.parametrize("offset", [-300.0, 300.0])
+def test_weighted_means_of_rwkv_depend_on_differences_of_keys_alone(offset: float) -> None:
+    """Given keys whose exponentials float32 can't hold, then the means are those of smaller ones."""
+    given = rwkv_tensors()
+    wanted, _ = rwkv_linear_attention(**given)
+    found, _ = rwkv_linear_attention(**{**given, "key": given["key"] + offset})
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_rwkv_that_goes_on_from_a_state_is_refused() -> None:
+    with pytest.raises(CaptureError, match="state"):
+        rwkv_linear_attention(**rwkv_tensors(), state=[torch.zeros(2, 5)] * 3)
 
 
 def test_lightning_attention() -> None:

@@ -137,6 +137,7 @@ FAMILIES: dict[str, Family] = {
         "RecurrentGemmaForCausalLM",
         {"num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 32, "attention_window_size": 16},
     ),
+    "rwkv": Family("RwkvForCausalLM", {"context_length": 64, "attention_hidden_size": 32, "num_hidden_layers": 2}),
     "xlstm": Family(
         "xLSTMForCausalLM",
         {"embedding_dim": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 2, "chunk_size": 8},
