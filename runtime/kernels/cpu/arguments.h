@@ -58,39 +58,44 @@ template <class T> struct Aligned {
 // Brings the rows of a later block to L2, a few vectors per call, so that memory works while the cores compute. Whole rows in turn:
 // a column of vectors would open a new page of memory with each one, and no hardware prefetcher would see them coming. In small
 // portions: a core waits when it has more than a dozen lines under way.
-template <class T, int Most> struct Ahead {
+template <class T, int Most, bool Write> struct Ahead {
   struct Target {
     Rows<T> rows;
     int64_t steps;
-    bool write;
   };
   // `calls`: how often each step of a block will call `fetch` for each vector.
   Ahead(int64_t vectors, int64_t calls) : width(vectors), calls(calls) {}
   const int64_t width, calls;
-  int64_t count = 0, portion = 0, target = 0, step = 0, vector = 0;
+  int64_t count = 0, more = 0, target = 0, step = 0;
+  int64_t left = INT64_MAX, advance = 0;  // vectors of the row; nothing is left: the same place again and again
   const T* at = nullptr;
   Target targets[Most];
-  void start() { count = target = step = vector = 0; }
-  void add(const Rows<T>& rows, int64_t steps, bool write) {
+  void start() { count = more = target = step = advance = 0, left = INT64_MAX; }
+  void add(const Rows<T>& rows, int64_t steps) {
     if (!rows || steps <= 0) return;
-    targets[count++] = {rows, steps, write};
-    at = targets[0].rows.first;
-    portion = (count + calls - 1) / calls;
+    targets[count++] = {rows, steps};
+    more = (count + calls - 1) / calls - 1;
+    at = targets[0].rows.first, left = width, advance = lanes<T>;
   }
   void fetch() {
-    for (int64_t i = 0; i < portion && target < count; ++i) {
-      if (targets[target].write)
-        __builtin_prefetch(at, 1, 2);
-      else
-        __builtin_prefetch(at, 0, 2);
-      at += lanes<T>;
-      if (++vector == width) next_row();
-    }
+    fetch_one();
+    for (int64_t i = 0; i < more; ++i) fetch_one();
   }
-  void next_row() {
-    vector = 0;
+  void fetch_one() {
+    if constexpr (Write)
+      __builtin_prefetch(at, 1, 2);
+    else
+      __builtin_prefetch(at, 0, 2);
+    at += advance;
+    if (__builtin_expect(--left == 0, 0)) next_row();
+  }
+  __attribute__((always_inline)) void next_row() {  // never a call, which would cost the loops around it their registers
+    left = width;
     if (++step == targets[target].steps) step = 0, ++target;
-    if (target < count) at = targets[target].rows.at(step);
+    if (target < count)
+      at = targets[target].rows.at(step);
+    else
+      left = INT64_MAX, advance = 0;
   }
 };
 

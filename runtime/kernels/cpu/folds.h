@@ -1,5 +1,5 @@
-// Sums over lanes of four vectors at once. They are taken in two steps: a fold leaves a quarter of a vector for each of the four, so
-// that many folds can be added up before the quarters are.
+// Sums over the lanes of four vectors at once: a fold leaves a quarter of a vector for each of the four. As many folds as a quarter
+// has lanes then fit in one vector, which has each sum in a lane.
 #pragma once
 #include <utility>
 
@@ -60,13 +60,26 @@ template <class T> inline Vec<T> fold(const Vec<T>* v, const Halves<T>& w) {
   return chosen<T, PickQuarters<L, 0>>(pair[0], pair[1]) + chosen<T, PickQuarters<L, 1>>(pair[0], pair[1]);
 }
 
-// Ends folds: to[i] is the sum over the lanes of the i-th of four vectors.
-template <class T> inline void unfold(Vec<T> v, T* to) {
-  constexpr int quarter = lanes<T> / 4;
-  for (int i = 0; i < 4; ++i) {
-    T sum = v[i * quarter];
-    for (int j = 1; j < quarter; ++j) sum += v[i * quarter + j];
-    to[folded(i)] = sum;
+template <class T> constexpr int kFolds = lanes<T> / 4;  // that fit in one vector
+
+// The first (0) or second (1) halves of what two vectors have of each sum in a quarter, 2 H lanes: the first vector's before the other's.
+template <int L, int H, int Second> struct PickSums {
+  static constexpr int quarter = L / 4, own = quarter / (2 * H);  // sums of one vector in a quarter
+  static constexpr int sum(int i) { return i % quarter / H; }
+  static constexpr int of(int i) {
+    const int lane = i / quarter * quarter + sum(i) % own * 2 * H + i % H + Second * H;
+    return sum(i) < own ? lane : L + lane;
+  }
+};
+
+// `count` folds as one vector; all of them: lane j of quarter i is the sum of vector `folded(i)` of fold j.
+template <class T, int count> inline Vec<T> join_folds(const Vec<T>* folds) {
+  if constexpr (count == 1) {
+    return folds[0];
+  } else {
+    constexpr int L = lanes<T>, H = L / 4 / count;
+    const Vec<T> a = join_folds<T, count / 2>(folds), b = join_folds<T, count / 2>(folds + count / 2);
+    return chosen<T, PickSums<L, H, 0>>(a, b) + chosen<T, PickSums<L, H, 1>>(a, b);
   }
 }
 

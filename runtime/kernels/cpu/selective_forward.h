@@ -8,10 +8,11 @@ namespace adjcomp {
 
 template <class T> struct ForwardBlock {
   int steps, states;
-  bool past;  // y goes past the caches
+  bool past;  // y goes past the caches, as kept states do
   Rows<T> x, dt, z, y, B, C;
   Vec<T> bias, skip;
-  Ahead<T, 4>* ahead;
+  Ahead<T, 3, false>* reads;
+  Ahead<T, 1, true>* writes;
   Inputs<T, kKept> in;
   Vec<T> sum[kKept];
 };
@@ -24,10 +25,14 @@ template <class T, int K, Reach R> void forward_part(ForwardBlock<T>& k, int n0,
   copy_rates<T, R, K>(rates, own);
 #pragma GCC unroll 4
   for (int n = 0; n < K; ++n) state[n] = h[n];
+  const Rows<T> rows_of_B = k.B, rows_of_C = k.C;
+  auto* reads = k.reads;
+  auto* writes = k.writes;
   for (int s = 0; s < k.steps; ++s) {
-    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+    const T *B = rows_of_B.at(s) + n0, *C = rows_of_C.at(s) + n0;
     const Vec<T> u = k.in.u[s];
-    k.ahead->fetch();
+    reads->fetch();
+    if (n0 == 0) writes->fetch();
     decays_of<T, R, K>(k.in.delta[s], own, decay);
     Vec<T> sum = k.sum[s];
 #pragma GCC unroll 4
@@ -81,9 +86,10 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   Aligned<Vec<T>> h(walk.vectors() * states);
   Aligned<Decay<T>> decays(walk.vectors());
   Tail<T, kKept> x, dt, z, y;
-  Ahead<T, 4> ahead(walk.vectors(), parts<T>(states));
+  Ahead<T, 3, false> reads(walk.vectors(), parts<T>(states));
+  Ahead<T, 1, true> writes(walk.vectors(), 1);
   ForwardBlock<T> k;
-  k.ahead = &ahead;
+  k.reads = &reads, k.writes = &writes;
   const bool past = past_caches<T>(a.y, a.batch, a.steps, a.channels);
   for (int64_t v = walk.first; v < walk.last; ++v) {
     const int64_t at = v - walk.first;
@@ -92,14 +98,15 @@ template <class T> void forward_task(const Walk<T, kKept>& walk) {
   }
   for (int64_t block = 0; block <= walk.blocks(); ++block) {
     const Place next = walk.start(block + 1);
-    ahead.start();
-    for (const Matrix* m : {&a.x, &a.dt, &a.z}) ahead.add(rows<T>(*m, next), next.steps, false);
-    if (!past) ahead.add(rows<T>(a.y, next), next.steps, true);
+    reads.start(), writes.start();
+    for (const Matrix* m : {&a.x, &a.dt, &a.z}) reads.add(rows<T>(*m, next), next.steps);
+    if (!past) writes.add(rows<T>(a.y, next), next.steps);
     for (int64_t v = walk.first; v < walk.last; ++v) {
       const int64_t at = v - walk.first, count = walk.count(v);
       Vec<T>* state = h.data + at * states;
       T* kept = walk.kept(block, v);
-      for (int64_t n = 0; n < states; ++n) store_some<T>(kept + n * count, state[n], int(count));
+      for (int64_t n = 0; n < states; ++n)
+        count == lanes<T> ? store<T>(kept + n * count, state[n], past) : store_some<T>(kept + n * count, state[n], int(count));
       if (block == walk.blocks()) continue;
       const Place p = walk.at(block, v);
       k.steps = p.steps, k.states = int(states);

@@ -5,6 +5,8 @@
 // Bytes: x, dt, z, dy, dx, ddt and dz once, and a kept state every 32 steps: for 16 states 1.07 times the least, and dB and dC per
 // thread. Exponentials and sums over channels bound it.
 #pragma once
+#include <utility>
+
 #include "selective_common.h"
 
 namespace adjcomp {
@@ -20,10 +22,10 @@ template <class T> struct VjpBlock {
   bool softplus, past;  // past: dx, ddt and dz go past the caches
   Rows<T> x, dt, z, B, C, dy, dx, ddt, dz;
   Vec<T> bias, skip;
-  Ahead<T, 4>* reads;
-  Ahead<T, 3>* writes;
+  Ahead<T, 4, false>* reads;
+  Ahead<T, 3, true>* writes;
   Cell<T>* cells;  // (s, n) of a part
-  Vec<T>*dB, *dC;  // sums over channels, folded: (part, s)
+  Vec<T>*dB, *dC;  // sums over channels: (part, s), the steps of a part as close together as they are joined
   Inputs<T, kKept> in;
   Vec<T> rise[kKept];                       // the slope of softplus
   Vec<T> slope[kKept], dout[kKept];         // dy times the derivative of the gate, and times the gate
@@ -51,24 +53,26 @@ template <class T> inline void gate(VjpBlock<T>& k, int s, const Vec<T>* x, Vec<
   }
 }
 
-// Adds v[n] w, summed over lanes, for each of K states.
-template <class T, int K> inline void add_products(const Vec<T>* v, const Vec<T>* w, Vec<T>* sum) {
-  if constexpr (K == 1)
-    *sum += *v * *w;
-  else
-    *sum += fold<T>(v, halves<T>(w));
+// What sums over channels are collected from: v[n] w of K states in one step; and how many steps' go into one vector.
+template <class T, int K> constexpr int kTogether = K == 1 ? 1 : kFolds<T>;
+template <class T, int K> inline Vec<T> product(const Vec<T>* v, const Vec<T>* w) {
+  if constexpr (K == 1) return *v * *w;
+  return fold<T>(v, halves<T>(w));
 }
 
 // Rebuilds K states: their decays and decayed states a h, their share of y, and dC.
-template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int part, int n0, const Rate<T>* rates, Vec<T>* h) {
+template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int n0, const Rate<T>* rates, Vec<T>* h, Vec<T>* dC) {
+  constexpr int together = kTogether<T, K>;
   Vec<T> state[K], decay[K];
   Rate<T> own[K];
   copy_rates<T, R, K>(rates, own);
 #pragma GCC unroll 4
   for (int n = 0; n < K; ++n) state[n] = h[n];
-  for (int s = 0; s < k.steps; ++s) {
-    k.reads->fetch();
-    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+  const Rows<T> rows_of_B = k.B, rows_of_C = k.C;
+  auto* ahead = k.reads;
+  const auto step = [&](int s) {
+    ahead->fetch();
+    const T *B = rows_of_B.at(s) + n0, *C = rows_of_C.at(s) + n0;
     const Vec<T> u = k.in.u[s];
     Cell<T>* cell = k.cells + s * K;
     Vec<T> y{};
@@ -81,24 +85,32 @@ template <class T, int K, Reach R> void rebuild_part(VjpBlock<T>& k, int part, i
     }
 #pragma GCC unroll 4
     for (int n = 0; n < K; ++n) state[n] += u * B[n];
-    add_products<T, K>(state, k.dout + s, k.dC + part * kKept + s);
+    const Vec<T> share = product<T, K>(state, k.dout + s);
 #pragma GCC unroll 4
     for (int n = 0; n < K; ++n) y += state[n] * C[n];
     k.y[s] = y;
-  }
+    return share;
+  };
+  for (int s = 0; s < k.steps; s += together) {
+    Vec<T> shares[together];
 #pragma GCC unroll 4
-  for (int n = 0; n < K; ++n) h[n] = state[n];
+    for (int i = 0; i < together; ++i) shares[i] = s + i < k.steps ? step(s + i) : Vec<T>{};
+    dC[s / together] += join_folds<T, together>(shares);
+  }
 }
 
 // The adjoint recurrence of K states through a block.
 template <class T, int K, Reach R>
-void adjoint_part(VjpBlock<T>& k, int part, int n0, const Rate<T>* rates, Vec<T> inverse, Vec<T>* lambda, Vec<T>* dA) {
+void adjoint_part(VjpBlock<T>& k, int n0, const Rate<T>* rates, Vec<T> inverse, Vec<T>* lambda, Vec<T>* dA, Vec<T>* dB) {
+  constexpr int together = kTogether<T, K>;
   Vec<T> plain[K], adjoint[K], l[K], q[K], sum[K] = {};  // dA of this block alone: sums of sums lose less
 #pragma GCC unroll 4
   for (int n = 0; n < K; ++n) adjoint[n] = lambda[n], plain[n] = rates[n].plain;
-  for (int s = k.steps - 1; s >= 0; --s) {
-    k.writes->fetch();
-    const T *B = k.B.at(s) + n0, *C = k.C.at(s) + n0;
+  const Rows<T> rows_of_B = k.B, rows_of_C = k.C;
+  auto* ahead = k.writes;
+  const auto step = [&](int s) {
+    ahead->fetch();
+    const T *B = rows_of_B.at(s) + n0, *C = rows_of_C.at(s) + n0;
     const Vec<T> delta = k.in.delta[s], g = k.dout[s];
     const Cell<T>* cell = k.cells + s * K;
     Vec<T> du{}, dlog{};
@@ -109,12 +121,19 @@ void adjoint_part(VjpBlock<T>& k, int part, int n0, const Rate<T>* rates, Vec<T>
     for (int n = 0; n < K; ++n) adjoint[n] = times<T, R>(cell[n].decay, l[n]);
 #pragma GCC unroll 4
     for (int n = 0; n < K; ++n) q[n] = l[n] * cell[n].decayed;
-    add_products<T, K>(l, k.in.u + s, k.dB + part * kKept + s);
+    const Vec<T> share = product<T, K>(l, k.in.u + s);
 #pragma GCC unroll 4
     for (int n = 0; n < K; ++n) sum[n] += q[n] * delta;
 #pragma GCC unroll 4
     for (int n = 0; n < K; ++n) du += l[n] * B[n], dlog += q[n] * plain[n];
     k.du[s] = du, k.dlog[s] = dlog;
+    return share;
+  };
+  for (int s = (k.steps - 1) / together * together; s >= 0; s -= together) {
+    Vec<T> shares[together];
+#pragma GCC unroll 4
+    for (int i = together - 1; i >= 0; --i) shares[i] = s + i < k.steps ? step(s + i) : Vec<T>{};
+    dB[s / together] += join_folds<T, together>(shares);
   }
 #pragma GCC unroll 4
   for (int n = 0; n < K; ++n) lambda[n] = adjoint[n], dA[n] += sum[n] * inverse;
@@ -146,8 +165,9 @@ template <class T, Reach R> void walk_parts(VjpBlock<T>& k, Carried<T>& c, Vec<T
   const Vec<T> inverse = shifted(R) ? c.decay.inverse : splat<T>(T(1));
   scale<T, R>(k.in.delta, k.steps, c.decay.unit);
   each_part<T>(k.states, [&](int part, int n, auto size) {
-    rebuild_part<T, size.value, R>(k, part, n, c.decay.rates + n, h + n);
-    adjoint_part<T, size.value, R>(k, part, n, c.decay.rates + n, inverse, c.lambda + n, c.dA + n);
+    const Rate<T>* rates = c.decay.rates + n;
+    rebuild_part<T, size.value, R>(k, n, rates, h + n, k.dC + part * kKept);
+    adjoint_part<T, size.value, R>(k, n, rates, inverse, c.lambda + n, c.dA + n, k.dB + part * kKept);
   });
   write_inputs_vjp<T>(k, inverse, c.dbias);
 }
@@ -163,17 +183,17 @@ template <class T> void vjp_block(VjpBlock<T>& k, Carried<T>& c, Vec<T>* h) {
   with_reach<T>(reach, [&](auto known) { walk_parts<T, known.value>(k, c, h); });
 }
 
-// Ends the sums over channels of a block as rows of dB or dC, (t, n), and clears them.
+// Writes the sums over channels of a block as rows of dB or dC, (t, n), and clears them.
 template <class T> void finish_sums(const VjpBlock<T>& k, Vec<T>* sums, T* to) {
-  each_part<T>(k.states, [&](int part, int n, auto size) {
-    Vec<T>* sum = sums + part * kKept;
-    for (int s = 0; s < k.steps; ++s) {
-      T* row = to + s * k.states + n;
+  each_part<T>(k.states, [&](int part, int n0, auto size) {
+    constexpr int together = kTogether<T, size.value>;
+    for (int s = 0; s < k.steps; s += together) {
+      const Vec<T> sum = std::exchange(sums[part * kKept + s / together], Vec<T>{});
       if constexpr (size.value == 1)
-        *row = sum_lanes<T>(sum[s]);
+        to[s * k.states + n0] = sum_lanes<T>(sum);
       else
-        unfold<T>(sum[s], row);
-      sum[s] = Vec<T>{};
+        for (int i = 0; i < together && s + i < k.steps; ++i)
+          for (int n = 0; n < size.value; ++n) to[(s + i) * k.states + n0 + folded(n)] = sum[n * together + i];
     }
   });
 }
@@ -200,9 +220,9 @@ template <class T> void look_ahead(const Walk<T, kKept>& walk, int64_t block, Vj
   const Arguments& a = walk.a;
   const Place next = walk.start(block - 1);
   k.reads->start(), k.writes->start();
-  for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps, false);
+  for (const Matrix* m : {&a.x, &a.dt, &a.z, &a.dy}) k.reads->add(rows<T>(*m, next), next.steps);
   for (const Matrix* m : {&a.dx, &a.ddt, &a.dz})
-    if (!past_caches<T>(a)) k.writes->add(rows<T>(*m, next), next.steps, true);
+    if (!past_caches<T>(a)) k.writes->add(rows<T>(*m, next), next.steps);
 }
 
 // Runs one block on a vector of channels; where channels don't fill it, on copies.
@@ -257,8 +277,8 @@ template <class T> void vjp_task(const Walk<T, kKept>& walk, int64_t group) {
   start_vjp<T>(walk, rates.data, memory.data, carried.data);
   VectorRunner<T> run;
   VjpBlock<T> k;
-  Ahead<T, 4> reads(walk.vectors(), parts<T>(states));
-  Ahead<T, 3> writes(walk.vectors(), parts<T>(states));
+  Ahead<T, 4, false> reads(walk.vectors(), parts<T>(states));
+  Ahead<T, 3, true> writes(walk.vectors(), parts<T>(states));
   k.cells = cells.data, k.dB = dB.data, k.dC = dC.data, k.reads = &reads, k.writes = &writes;
   std::fill(dB.data, dB.data + kKept * parts<T>(states), Vec<T>{});
   std::fill(dC.data, dC.data + kKept * parts<T>(states), Vec<T>{});
