@@ -17,6 +17,7 @@ from adjcomp import ops
 
 Tensor = torch.Tensor
 SCALED_DOT_PRODUCT = torch.nn.functional.scaled_dot_product_attention
+FAR = {torch.float64: 1e30, torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 3e4}
 _OTHER_SCORES = ("softcap", "s_aux", "position_bias", "sinks")  # options that change scores or their softmax
 
 
@@ -26,9 +27,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class CausalMask:
-    """Stands for the mask that a transformers model builds: every key from `window` steps ago (None: from the first) on."""
+    """Stands for the mask that a transformers model builds.
+
+    window: how many steps back a query looks, its own included; None for all. valid: (B, T), keys that are no padding; None
+    where all are. seen: (B, T), queries that see any key.
+    """
 
     window: int | None
+    valid: Tensor | None = None
+    seen: Tensor | None = None
 
 
 def full_mask(*_args: Any, **options: Any) -> CausalMask:
@@ -43,15 +50,18 @@ def sliding_mask(*args: Any, **options: Any) -> CausalMask:
 
 
 def _mask(window: int | None, options: dict[str, Any]) -> CausalMask:
-    if options.get("attention_mask") is not None:
-        raise Refused(
-            "attention_mask: this model has attention layers, in which masks of padding aren't supported. Pad on the right, "
-            "leave the mask out and give padded tokens the label -100: no causal layer looks ahead"
-        )
     for name in ("or_mask_function", "and_mask_function", "block_sequence_ids"):
         if options.get(name) is not None:
             raise Refused(f"the model's causal mask is changed by {name}: attention is captured with plain causal masks only")
-    return CausalMask(window)
+    given = options.get("attention_mask")
+    if given is None:
+        return CausalMask(window)
+    if given.dim() != 2:
+        raise Refused(f"attention_mask of {given.dim()} dimensions: masks of padding, (B, T), are supported in attention layers")
+    if window is not None:
+        raise Refused("attention_mask beside a sliding window: pad on the right, and leave the mask out")
+    valid = given.to(torch.bool)
+    return CausalMask(None, valid, valid.cumsum(1) > 0)
 
 
 class Interface:
@@ -67,6 +77,8 @@ class Interface:
         def attend(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
             if not isinstance(query.shape[2], torch.SymInt):
                 return plain(module, query, key, value, mask, **options)
+            if isinstance(mask, CausalMask) and mask.valid is not None and implementation != "sdpa":
+                raise Refused(f"attention_mask with attn_implementation={implementation!r}: use 'sdpa'")
             return _attend(module, (query, key, value), mask, options), None
 
         return attend
@@ -81,8 +93,7 @@ def _attend(module: torch.nn.Module, heads_first: tuple[Tensor, Tensor, Tensor],
         raise Refused("attention over time with a mask of the model's own: only causal masks and windows are captured")
     _check_options(options)
     dropout = float(options.get("dropout", 0.0))
-    window = None if mask is None else mask.window
-    return _op(heads_first, dropout=dropout, scale=options.get("scaling"), window=window)
+    return _op(heads_first, dropout=dropout, scale=options.get("scaling"), mask=mask or CausalMask(None))
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -96,14 +107,23 @@ def _check_options(options: dict[str, Any]) -> None:
             raise Refused(f"attention was called with {name}: packed documents would see each other. Pass one document a row")
 
 
-def _op(heads_first: tuple[Tensor, Tensor, Tensor], *, dropout: float, scale: float | None, window: int | None = None) -> Tensor:
+def _op(
+    heads_first: tuple[Tensor, Tensor, Tensor], *, dropout: float, scale: float | None, mask: CausalMask = CausalMask(None)
+) -> Tensor:
     if dropout > 0:
         raise Refused(
             f"attention drops {dropout:g} of its weights in training: set the attention dropout of the model to 0 (dropout on "
             "its output is fine)"
         )
     q, k, v = (t.transpose(1, 2) for t in heads_first)
-    return ops.causal_attention(q, k, v, scale=scale, window=window)
+    if mask.valid is None or mask.seen is None:
+        return ops.causal_attention(q, k, v, scale=scale, window=mask.window)
+    # One channel more carries the mask: it is 1 in queries, 0 in keys and far below all scores in those that are padding.
+    hidden = torch.where(mask.valid, 0.0, -FAR[k.dtype]).to(k.dtype)[:, :, None, None]
+    wide_q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
+    wide_k = torch.cat([k, hidden.expand(-1, -1, k.shape[2], 1)], -1)
+    y = ops.causal_attention(wide_q, wide_k, v, scale=q.shape[3] ** -0.5 if scale is None else scale)
+    return y * mask.seen[:, :, None, None].to(y.dtype)  # what sees no key is zero, as in torch
 
 
 def scaled_dot_product(

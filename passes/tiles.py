@@ -184,12 +184,16 @@ def _store_info(node: fx.Node, wanted: bool) -> StoreInfo:
 
 
 def _layer_name(built: TileGraph, count: int) -> str:
-    """The common module path of the tile's ops."""
+    """The common module path of the tile's ops on the stream; what is computed from the side may be another module's."""
     if built.index == 0:
         return "stem"
     if built.index == count - 1:
         return "head"
-    paths = {str(n.meta["where"]).split(" (")[0] for n in built.graph.nodes if n.op == "call_function" and "where" in n.meta}
+    reached = set(built.placeholders[InputKind.STREAM])
+    for node in built.graph.nodes:
+        if any(a in reached for a in node.all_input_nodes):
+            reached.add(node)
+    paths = {str(n.meta["where"]).split(" (")[0] for n in reached if n.op == "call_function" and "where" in n.meta}
     parts = [p.split(".") for p in paths if p != "the root module"]
     common: list[str] = []
     for names in zip(*parts, strict=False):

@@ -55,7 +55,7 @@ def over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q.transpose(1, 2) @ k.transpose(1, 2).mT, -1).matmul(v.transpose(1, 2)).transpose(1, 2)
 
 
-@pytest.mark.parametrize("attend", [plain, without_heads, scaled])
+@pytest.mark.parametrize("attend", [plain, *(pytest.param(f, marks=pytest.mark.slow) for f in (without_heads, scaled))])
 def test_ways_to_call_it(attend: Attend) -> None:
     model = _model(attend)
     view = adjcomp.compile(model, chunk=7)
@@ -63,6 +63,7 @@ def test_ways_to_call_it(attend: Attend) -> None:
     assert any(tile.reads_past for tile in view.plan.costs.layers)
 
 
+@pytest.mark.slow
 def test_torchs_own_module() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -148,10 +149,20 @@ def bamba(**overrides: Any) -> nn.Module:
     return transformers.BambaForCausalLM(transformers.BambaConfig(**{**sizes, **overrides})).train()
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_hybrid_of_transformers(implementation: str) -> None:
     model, ids = bamba(attn_implementation=implementation), tokens(2, 21)
     compare(model, adjcomp.compile(model, chunk=6), fidelity.next_token(ids))
+
+
+@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
+def test_masks_of_padding(side: str) -> None:
+    """Given padding on either side, and labels on it too, when queries see no key at all, then they get zeros as in torch."""
+    model, ids = bamba(), tokens(3, 21)
+    lengths = torch.tensor([[21], [9], [1]])
+    steps = torch.arange(21)
+    mask = (steps < lengths if side == "right" else steps >= 21 - lengths).long()
+    compare(model, adjcomp.compile(model, chunk=4), fidelity.next_token(ids, attention_mask=mask))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +170,8 @@ def test_a_hybrid_of_transformers(implementation: str) -> None:
     [
         ({"attention_dropout": 0.1}, {}, "drops 0.1"),
         ({}, {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}, "several documents"),
-        ({}, {"attention_mask": torch.ones(1, 1, 8, 8)}, "mask"),
+        ({}, {"attention_mask": torch.ones(1, 1, 8, 8)}, "4 dimensions"),
+        ({"attn_implementation": "eager"}, {"attention_mask": torch.ones(1, 8, dtype=torch.long)}, "'sdpa'"),
     ],
 )
 def test_transformers_options_that_are_not_exact(overrides: dict[str, Any], inputs: dict[str, Tensor], reason: str) -> None:
@@ -168,6 +180,7 @@ def test_transformers_options_that_are_not_exact(overrides: dict[str, Any], inpu
         adjcomp.compile(bamba(**overrides))(input_ids=ids, labels=ids, **inputs)
 
 
+@pytest.mark.slow
 def test_attention_over_heads_is_left_as_it_is() -> None:
     model = _model(over_heads)
     view = adjcomp.compile(model, chunk=7)

@@ -29,7 +29,7 @@ class Joined(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("vocab", [31, None])
+@pytest.mark.parametrize("vocab", [31, pytest.param(None, marks=pytest.mark.slow)])
 def test_layers_that_look_tokens_up_again_stay_layers(vocab: int | None) -> None:
     model = Joined(vocab).double()
     x = tokens(2, 19, vocab=31) if vocab else torch.randn(2, 19, 8, dtype=torch.float64)
@@ -39,6 +39,7 @@ def test_layers_that_look_tokens_up_again_stay_layers(vocab: int | None) -> None
     assert view.stats.measured_peak_bytes == view.stats.predicted_peak_bytes
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_drawn_once() -> None:
     """Given dropout on the embedding, when later layers read it again, then they read the same numbers as the first."""
     model, ids = Joined(31, dropout=0.5), tokens(1, 19, vocab=31)
