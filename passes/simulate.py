@@ -50,36 +50,44 @@ def simulate(costs: StackCosts, shares: Sequence[Share], actions: Sequence[Actio
 def _device_peak(
     recipes: Recipes, share: Share, actions: Sequence[Action], seconds: list[float], beside: Beside
 ) -> tuple[int, dict[str, int]]:
-    """Peak bytes of one device and their kinds at the first action that reaches it; appends the seconds of each action."""
-    live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
-    held = 0
-    peak = beside.size  # of a device without work
-    best: tuple[dict[Kind, int], dict[str, int], int] = (dict(live), {}, 0)
+    """Peak bytes of one device and their kinds at the first action that reaches it; appends the seconds of each action.
+
+    Plans have a million actions: the kinds are added up only once it is known where the peak is.
+    """
+    held, peak = 0, beside.size  # of a device without work
+    best: tuple[int, dict[str, int], int] = (0, {}, 0)  # actions before, what the Turn has brought, bytes of the action's own
     lanes: Lanes | None = None  # between a Fork and its Join
-    at_fork: tuple[int, dict[Kind, int]] = (0, {})
-    for action in actions:
+    fork = held_at_fork = 0
+    recipe_of, size_of = recipes.of, recipes.size
+    for index, action in enumerate(actions):
         beside.before(action)
         if type(action) is Fork:
-            lanes, at_fork = Lanes(recipes), (held, dict(live))
+            lanes, fork, held_at_fork = Lanes(recipes), index, held
         elif type(action) is Join:
             lanes = None
-        recipe, _ = recipes.of(action)
+        recipe = recipe_of(action)[0]
         change = recipe.made_bytes
-        gone = [(value[0], recipes.size(value)) for value in action.frees]
-        for _, size in gone:
-            change -= size
+        for value in action.frees:
+            change -= size_of(value)
         if lanes is None:
-            base, extra, below = held, recipe.workspace if recipe.workspace > change else change, live
+            base, extra, before = held, recipe.workspace if recipe.workspace > change else change, index
         else:
             lanes.add(action)
-            (base, below), extra = at_fork, lanes.extra_bytes
+            base, extra, before = held_at_fork, lanes.extra_bytes, fork
         if beside.size + base + extra > peak:
-            peak, best = beside.size + base + extra, (dict(below), dict(beside.turned), extra)
-        for kind, size in recipe.made:
-            live[kind] += size
-        for kind, size in gone:
-            live[kind] -= size
+            peak, best = beside.size + base + extra, (before, dict(beside.turned), extra)
         held += change
         beside.after(action)
         seconds.append(recipe.seconds)
-    return peak, by_kind(share.resident_bytes, best[1], best[0], best[2])
+    return peak, by_kind(share.resident_bytes, best[1], _live_after(recipes, actions[: best[0]]), best[2])
+
+
+def _live_after(recipes: Recipes, actions: Sequence[Action]) -> dict[Kind, int]:
+    """Bytes that are live after `actions`, by kind."""
+    live: dict[Kind, int] = dict.fromkeys(KIND_NAMES, 0)
+    for action in actions:
+        for kind, size in recipes.of(action)[0].made:
+            live[kind] += size
+        for value in action.frees:
+            live[value[0]] -= recipes.size(value)
+    return live
