@@ -7,7 +7,9 @@ With the forward's names (`gated_delta_kernels`), f = Aqkᵀ dy and Y = (1 + Akk
     dQ̂ = dy Sᵀ,  dK̂ = -dR Sᵀ,  dK̃ = E λᵀ
 
 The cotangent of a log decay is the sum over all products that span its step, as in `ssd_vjp_kernels`. For a decay per channel the
-products inside a chunk are known only summed, q ⊙ dq + k ⊙ dk of rows minus k ⊙ dk of columns, both without the diagonal.
+products inside a chunk are known only summed, q ⊙ dq + k ⊙ dk of rows minus k ⊙ dk of columns, both without the diagonal. Where sums
+before a step are taken as sums up to it minus its own, what doesn't decay at all (the diagonal, the last step towards the chunk's
+end) is left out: under a strong decay its rounding would be larger than all the rest.
 
 Legend: as in `gated_delta_kernels`; i blocks of key channels.
 """
@@ -92,7 +94,8 @@ def delta_vjp_scores(
     store_square(dkeys, keys, batch, h, H, chunk, chunks, 0, Q, Q)
     store_square(dqueries, queries, batch, h, H, chunk, chunks, 0, Q, Q)
     if not WIDE:
-        pairs = keys * held + queries * square(of_queries, batch, h, H, chunk, chunks, 0, 0, Q, Q, Q)
+        scores = square(of_queries, batch, h, H, chunk, chunks, 0, 0, Q, Q, Q)
+        pairs = keys * held + tl.where(rows > columns, queries * scores, 0.0)
         before = tl.cumsum(pairs, 1) - pairs
         sums = tl.sum(tl.where(rows >= columns, before, 0.0), 0)
         tl.store(slot(inside, batch * H + h, chunk, chunks, Q) + tl.arange(0, Q), sums)
@@ -190,8 +193,9 @@ def delta_vjp_gates(
         to_end += steps(carried, batch * parts + i, chunk, h, H, chunks, 0, Q, Q)
         over += tl.load(slot(spanning, batch * parts + i, chunk, chunks, H) + h)
     grad = steps(inside, batch, chunk, h, H, chunks, 0, Q, Q) + tl.cumsum(from_start, 0, reverse=True)
-    grad += tl.cumsum(to_end, 0) - to_end + over
     q = tl.arange(0, Q)
+    to_end = tl.where(q < tl.minimum(T - chunk * Q, Q) - 1, to_end, 0.0)
+    grad += tl.cumsum(to_end, 0) - to_end + over
     tl.store(slot(dg, batch, chunk * Q, T, H) + (q * H + h), grad, mask=chunk * Q + q < T)
 
 
@@ -279,7 +283,7 @@ def delta_vjp_keys_wide(
     grad_k = grad_k * start + inner(dk_rows, batch, h, H, t, c, chunks * Q, K, Q, BLOCK_K)
     grad_end *= decays(log, batch, h, H, chunk, 0, c, chunks, K, True, WIDE, Q, Q, BLOCK_K)
     columns = inner(dk_columns, batch, h, H, t, c, chunks * Q, K, Q, BLOCK_K)
-    kept = keys * grad_end
+    kept = tl.where(tl.arange(0, Q)[:, None] < tl.minimum(T - t, Q) - 1, keys * grad_end, 0.0)
     grad_g = tl.cumsum(queries * grad_q + keys * (grad_k - columns), 0, reverse=True) + (tl.cumsum(kept, 0) - kept)
     over *= tl.reshape(whole_decay(log, batch, h, H, chunk, c, chunks, K, WIDE, Q, BLOCK_K), (BLOCK_K,))
     store_tile(dg + h * K, grad_g + over[None, :], batch, t, c, T, H * K, K, Q, BLOCK_K)

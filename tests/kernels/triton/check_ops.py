@@ -84,6 +84,18 @@ def test_more_than_one_block_of_everything(name: str, monkeypatch: pytest.Monkey
     assert max(errors.values()) <= 2e-6, errors
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [21, 66])
+@pytest.mark.parametrize("name", ["delta", "delta_channels"])
+def test_gradient_of_strong_decays(name: str, steps: int) -> None:
+    """Given decays of e^-20 a step, then the gradient of their logarithms is right, small as it is."""
+    torch.manual_seed(0)
+    case = TINY[name](steps)
+    decays = case.given()["g"]
+    errors = relative_errors(replace(case, tensors={**case.tensors, "g": torch.full_like(decays, -20.0)}), torch.float32)
+    assert max(errors.values()) <= 1e-5, errors
+
+
 def far_apart(t: Tensor) -> Tensor:
     """The same values with more than 2^31 elements between sequences; what lies between is never touched."""
     if t.dim() < 3:
