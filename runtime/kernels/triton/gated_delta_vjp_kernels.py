@@ -7,9 +7,9 @@ With the forward's names (`gated_delta_kernels`), f = Aqkᵀ dy and Y = (1 + Akk
     dQ̂ = dy Sᵀ,  dK̂ = -dR Sᵀ,  dK̃ = E λᵀ
 
 The cotangent of a log decay is the sum over all products that span its step, as in `ssd_vjp_kernels`. For a decay per channel the
-products inside a chunk are known only summed, q ⊙ dq + k ⊙ dk of rows minus k ⊙ dk of columns, both without the diagonal. Where sums
-before a step are taken as sums up to it minus its own, what doesn't decay at all (the diagonal, the last step towards the chunk's
-end) is left out: under a strong decay its rounding would be larger than all the rest.
+products inside a chunk are known only summed, q ⊙ dq + k ⊙ dk of rows minus k ⊙ dk of columns, both without the diagonal. Where
+sums before a step are taken as sums up to it minus its own, what doesn't decay at all (the diagonal, the last step towards the
+chunk's end) is left out: under a strong decay its rounding would be larger than all the rest.
 
 Legend: as in `gated_delta_kernels`; i blocks of key channels.
 """

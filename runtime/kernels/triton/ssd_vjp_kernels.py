@@ -120,13 +120,16 @@ def ssd_vjp_inputs(
 
 
 @triton.jit
-def log_decay_vjp(pairs, seen, carried, spanning, Q: tl.constexpr):
+def log_decay_vjp(pairs, seen, carried, spanning, count, Q: tl.constexpr):
     """Cotangent of each step's log decay (q).
 
     pairs (q, j) are products that decay from j to q; seen (q) those from the chunk's start to q; carried (q) those from q to its
-    end; `spanning` what decays over all of it.
+    end, after `count` steps; `spanning` what decays over all of it. What doesn't decay at all is left out before sums up to a step
+    lose its own again: under a strong decay its rounding would be larger than all the rest.
     """
     q = tl.arange(0, Q)
+    pairs = tl.where(q[:, None] > q[None, :], pairs, 0.0)
+    carried = tl.where(q < count - 1, carried, 0.0)
     before = tl.cumsum(pairs, 1) - pairs
     inside = tl.sum(tl.where(q[:, None] >= q[None, :], before, 0.0), 0)
     return inside + tl.cumsum(seen, 0, reverse=True) + (tl.cumsum(carried, 0) - carried) + spanning
@@ -163,7 +166,7 @@ def ssd_vjp_decays(
         to_end += steps(carried, batch * parts + i, chunk, h, H, chunks, 0, Q, Q)
         own += steps(ddelta, batch * parts + i, chunk, h, H, chunks, 0, Q, Q)
         over += tl.load(slot(spanning, batch * parts + i, chunk, chunks, H) + h)
-    dlog = log_decay_vjp(pairs, to_start, to_end, over, Q)
+    dlog = log_decay_vjp(pairs, to_start, to_end, over, tl.minimum(T - t, Q), Q)
     own += dlog * tl.load(A + h)
     q = tl.arange(0, Q)
     raw = tl.load(row(dt, batch, t, dt_b, dt_t) + (q * dt_t + h), mask=t + q < T, other=0.0).to(tl.float32)

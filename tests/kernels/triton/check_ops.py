@@ -86,13 +86,14 @@ def test_more_than_one_block_of_everything(name: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [21, 66])
-@pytest.mark.parametrize("name", ["delta", "delta_channels"])
+@pytest.mark.parametrize("name", ["ssd", "delta", "delta_channels"])
 def test_gradient_of_strong_decays(name: str, steps: int) -> None:
-    """Given decays of e^-20 a step, then the gradient of their logarithms is right, small as it is."""
+    """Given decays of e^-15 a step and more, then the gradient of their logarithms is right, small as it is."""
     torch.manual_seed(0)
     case = TINY[name](steps)
-    decays = case.given()["g"]
-    errors = relative_errors(replace(case, tensors={**case.tensors, "g": torch.full_like(decays, -20.0)}), torch.float32)
+    decays, size = ("A", -25.0) if name == "ssd" else ("g", -20.0)
+    strong = torch.full_like(case.given()[decays], size)
+    errors = relative_errors(replace(case, tensors={**case.tensors, decays: strong}), torch.float32)
     assert max(errors.values()) <= 1e-5, errors
 
 
