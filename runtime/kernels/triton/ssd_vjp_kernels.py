@@ -124,8 +124,8 @@ def log_decay_vjp(pairs, seen, carried, spanning, count, Q: tl.constexpr):
     """Cotangent of each step's log decay (q).
 
     pairs (q, j) are products that decay from j to q; seen (q) those from the chunk's start to q; carried (q) those from q to its
-    end, after `count` steps; `spanning` what decays over all of it. What doesn't decay at all is left out before sums up to a step
-    lose its own again: under a strong decay its rounding would be larger than all the rest.
+    end, after `count` steps; `spanning` what decays over all of it. What doesn't decay at all is left out before sums up to a
+    step lose its own again: under a strong decay its rounding would be larger than all the rest.
     """
     q = tl.arange(0, Q)
     pairs = tl.where(q[:, None] > q[None, :], pairs, 0.0)
