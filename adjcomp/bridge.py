@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from adjcomp.attempts import Attempts
+from adjcomp.casting import recorded_casts
 from adjcomp.runtime.values import Cotangents
 
 Tensor = torch.Tensor
@@ -69,7 +70,7 @@ class Bridge(torch.autograd.Function):
         call.check_unchanged()
         step, call.step = call.step, None
         sums, outs = ctx.counts
-        with call.on_backward():
+        with call.on_backward(), recorded_casts():
             grads = step.backward(Cotangents(cotangents[:sums], cotangents[sums : sums + outs], cotangents[sums + outs :]))
         found: list[Tensor | None] = [grads.parameters.pop(name) for name in call.parameters]
         found += [grads.sides[i] for i in call.sides]

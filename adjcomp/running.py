@@ -9,11 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from adjcomp.caches import is_cache, state_of
+from adjcomp.casting import recorded_casts
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.interpret import GradInterpreter
 from adjcomp.keys import TRAINING, CallKind, Stream
 from adjcomp.passes.pipeline import Captured
-from adjcomp.session import Session, with_tensor_counts
+from adjcomp.session import Session, Understood, with_tensor_counts
 from adjcomp.state import State, check_state
 from adjcomp.stepping import StepRequest, made_bytes, run_step
 
@@ -54,6 +55,11 @@ def _run(
 ) -> tuple[Any, State | None]:
     args, kwargs = with_tensor_counts(args, kwargs)
     found = session.understood(args, kwargs, kind)
+    with recorded_casts():
+        return _step(session, found, initial)
+
+
+def _step(session: Session, found: Understood, initial: Any) -> tuple[Any, State | None]:
     call, captured = found.call, found.captured
     piece, stack = captured.piece, captured.stack
     if initial is not None and piece is not None:

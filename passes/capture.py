@@ -32,7 +32,7 @@ from adjcomp.errors import CaptureError
 from adjcomp.passes import attention
 from adjcomp.passes.calls import CallTensors, InputTensor, describe_call
 from adjcomp.passes.lowering import kernels_as_ops
-from adjcomp.passes.lowering_layers import layers_as_ops
+from adjcomp.passes.lowering_layers import layers_as_ops, without_caches
 from adjcomp.passes.provenance import Provenance, refuse_modules
 from adjcomp.passes.quiet import quiet
 from adjcomp.passes.substitute import check_attributes, reassigned_buffers, substituted
@@ -90,7 +90,7 @@ def capture(
     """
     refuse_modules(model)
     call = describe_call(args, kwargs)
-    with _CAPTURE_LOCK, kernels_as_ops(), layers_as_ops(), quiet():
+    with _CAPTURE_LOCK, kernels_as_ops(), layers_as_ops(), without_caches(model), quiet():
         try:
             return _Tracer(model, call, hint or TIME_HINT, shapes or {}).run()
         except CaptureError:
@@ -277,9 +277,12 @@ def _flatten_output(result: object) -> tuple[list[Any], pytree.TreeSpec]:
     leaves, spec = pytree.tree_flatten(result)
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor | int | float | bool | str | type(None)):
+            name = type(leaf).__name__
             raise CaptureError(
-                f"the model's output holds a {type(leaf).__name__}; outputs may be tensors and plain values in dicts, tuples, "
-                "lists and dataclasses registered with torch.utils._pytree"
+                f"the model's output holds a {name}: a training step makes no inference cache, so leave use_cache out or False"
+                if name.endswith("Cache")
+                else f"the model's output holds a {name}; outputs may be tensors and plain values in dicts, tuples, lists and "
+                "dataclasses registered with torch.utils._pytree"
             )
     return leaves, spec
 

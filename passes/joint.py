@@ -112,7 +112,8 @@ def differentiate(template: Template) -> JointGraph | None:
         found[:] = [g is not None for g in grads]
         return [*(o.detach() for o in outputs), *(g for g in grads if g is not None)]
 
-    with mode, enable_python_dispatcher(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+    as_cast = (torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False))  # casts are in the graph already
+    with mode, enable_python_dispatcher(), torch.enable_grad(), as_cast[0], as_cast[1]:
         tangents = [
             torch.empty(tuple(n.meta["val"].shape), dtype=n.meta["val"].dtype, device=n.meta["val"].device)
             for i, n in enumerate(results)

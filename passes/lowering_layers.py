@@ -118,3 +118,17 @@ def _bound(substitute: Callable[..., Any], original: Forward) -> Forward:
         return substitute(original, layer, *args, **kwargs)
 
     return forward
+
+
+@contextlib.contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
+    """Turn off the default by which models of transformers fill an inference cache, which a step can't go on from or return."""
+    configs = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    filling = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    try:
+        for config in filling:
+            config.use_cache = False
+        yield
+    finally:
+        for config in filling:
+            config.use_cache = True

@@ -70,6 +70,37 @@ def test_a_bias_that_autocast_narrows_is_not_written_to() -> None:
     compare(model, adjcomp.compile(model, chunk=4), call, bound=5e-2)
 
 
+class Precise(Block):
+    """Computes in float32 also where autocast is on, as rotary positions of transformers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+def test_what_a_model_keeps_from_autocast_stays_so() -> None:
+    """Casts are written out in the trace, and nothing is cast a second time when tiles run."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Precise(8), Precise(8)), torch.randn(2, 9, 8)
+
+    def call(run: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(x).square().mean()
+
+    compare(model, adjcomp.compile(model, chunk=4), call)
+
+
+def test_a_default_of_filling_a_cache_is_left_out() -> None:
+    """Models of transformers fill an inference cache by default; a step makes none, and says so where one is asked for."""
+    ids = batch(9)
+    model = FAMILIES["lfm2"].make(use_cache=True)
+    compiled = adjcomp.compile(model, chunk=4)
+    assert compiled(input_ids=ids, labels=ids).past_key_values is None
+    assert model.config.use_cache is True
+    with pytest.raises(adjcomp.CaptureError, match="use_cache"):
+        compiled(input_ids=ids, labels=ids, use_cache=True)
+
+
 def test_the_documents_list_the_families_that_are_tested() -> None:
     """Each class in the table of the page on capture is compared with plain autograd, here or by the cases of Mamba's own."""
     text = (ROOT / "docs" / "capture.md").read_text()
