@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 GRADIENTS = "gradients"  # the kind of gradient accumulators
@@ -49,6 +49,15 @@ class Residency:
         others = (other for k, other in enumerate(self.layers) if k < layer or k not in own)
         elsewhere = {item.name for other in others for item in other if item.kind == GRADIENTS}
         return sum(item.size for item in self.layers[layer] if item.kind == GRADIENTS and item.name not in elsewhere)
+
+
+def all_on_each(layers: Sequence[Collection[int]], count: int) -> bool:
+    """Whether several devices have layers, and each of these all `count`: then their gradients are wanted everywhere.
+
+    layers: those of each device; none of one without work.
+    """
+    busy = [own for own in layers if own]
+    return len(busy) > 1 and all(len(own) == count for own in busy)
 
 
 def by_kind(items: Iterable[Item]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from adjcomp.ir.executable import Executable
+from adjcomp.ir.residency import all_on_each
 from adjcomp.ir.stack import ResidualStack
 from adjcomp.ir.transfers import Sum
 from adjcomp.runtime.mesh.passes import layer_of
@@ -41,12 +42,10 @@ def layers_by_rank(executable: Executable, ranks: Sequence[int]) -> str:
 
 
 def everywhere(executable: Executable) -> bool:
-    """Whether several devices of a plan have work on the same layers, and then all of them on all layers."""
+    """Whether gradients of a plan are added up over devices that each have all layers."""
     plan = executable.plan
-    if not any(isinstance(action, Sum) for action in plan.actions):
-        return False
-    busy = {action.device for action in plan.actions}
-    return all(len(layers_of(executable, device)) == plan.costs.head + 1 for device in busy)
+    own = [layers_of(executable, device) for device in range(len(plan.shares))]
+    return all_on_each(own, plan.costs.head + 1) and any(isinstance(action, Sum) for action in plan.actions)
 
 
 def needed_names(executable: Executable, device: int) -> frozenset[str]:
