@@ -156,6 +156,7 @@ class Rehearsal(Step):
         for value, entry in zip(_placeholders(self.executable.stack, self.layer), template.inputs, strict=True):
             if entry.kind is InputKind.STREAM:
                 found[stream(self.layer - 1, 0)] = [_example(value, self.costs.chunk)]
+        self.tiles.keep_stores(self.layer)
         if layer.carries:
             found[carry(self.layer, -1)] = [self.tiles.zeros(info.shape, info.dtype) for info in layer.carries]
         return found

@@ -7,43 +7,14 @@ from collections.abc import Iterator
 import fidelity
 import pytest
 import torch
-from fidelity import Block, Residual, compare, tokens
+from attending import Attention, hybrid
+from fidelity import Residual, compare, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional
 
 import adjcomp
 from adjcomp.ir.actions import Adjoint, Advance, Forward, Recompute
-
-
-class Attention(nn.Module):
-    """x + attention of norm(x) with `groups` heads of keys for `heads` of queries, rotated by absolute positions."""
-
-    def __init__(self, width: int, heads: int, groups: int) -> None:
-        super().__init__()
-        self.heads, self.groups, self.size = heads, groups, width // heads
-        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, width)
-        self.q = nn.Linear(width, width)
-        self.k, self.v = (nn.Linear(width, groups * self.size) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * 0.3 ** torch.arange(self.size, dtype=x.dtype)
-        q, k, v = (
-            project(y).view(*x.shape[:2], n, self.size).transpose(1, 2)
-            for project, n in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
-        )
-        q, k = q * angle.cos(), k * angle.cos()
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
-
-
-def hybrid(width: int = 8, heads: int = 4, groups: int = 2) -> Residual:
-    """A recurrence and two attention layers, float64."""
-    torch.manual_seed(0)
-    blocks = [Attention(width, heads, groups), Block(width), Attention(width, heads, groups)]
-    return Residual(blocks, width).double()
 
 
 def _cotangent(batch: int, length: int) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import fidelity
 import pytest
 import torch
+from attending import hybrid
 from fidelity import compare, next_token, tokens
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,15 @@ def test_tiles_are_timed_without_touching_the_model(calibrating: Path) -> None:
     assert all(timing.seconds > 0 for rows in known if rows for row in rows.values() for timing in row.values())
     compare(model, compiled, next_token(tokens(1, LENGTH)))
     assert compiled.plan.costs.layers == plan.costs.layers
+
+
+def test_tiles_that_attend_are_timed_on_their_own_keys(calibrating: Path) -> None:
+    """Given attention, when its tiles are timed for the first plan, then they have times and gradients are exact."""
+    model, ids = hybrid(), tokens(1, 33, vocab=31)
+    compiled = adjcomp.compile(model, chunk=16)
+    compare(model, compiled, lambda m: m(ids).pow(2).sum(), bound=1e-10)
+    assert all(tile.forward_seconds > 0 for tile in compiled.plan.costs.layers if tile.reads_past)
+    assert len(list(calibrating.iterdir())) >= 4
 
 
 def test_a_shorter_sequence_keeps_the_times(calibrating: Path) -> None:
