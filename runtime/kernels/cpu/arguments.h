@@ -31,8 +31,12 @@ template <class T> inline Rows<T> rows(const Matrix& m, int64_t b, int64_t t, in
 // places would have to be read before they are written. They must be aligned.
 constexpr int64_t kPastCaches = 2 << 20;  // bytes of each
 template <class T> inline bool past_caches(const Matrix& m, int64_t batch, int64_t steps, int64_t inner) {
+#if defined(__AVX512F__)
   const int64_t odd = reinterpret_cast<intptr_t>(m.data) | m.batch_stride * sizeof(T) | m.time_stride * sizeof(T);
-  return odd % ADJCOMP_VECTOR_BYTES == 0 && batch * steps * inner * int64_t(sizeof(T)) >= kPastCaches;
+  return odd % sizeof(Vec<T>) == 0 && batch * steps * inner * int64_t(sizeof(T)) >= kPastCaches;
+#else
+  return false;
+#endif
 }
 template <class T> inline void store(T* p, Vec<T> v, bool past) {
 #if defined(__AVX512F__)
