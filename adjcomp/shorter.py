@@ -15,6 +15,7 @@ from adjcomp.ir.actions import Advance, Forward, HeadVjp, Loss, Recompute
 from adjcomp.ir.executable import Executable
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.narrow import Narrow
+from adjcomp.ir.order import segments_of
 from adjcomp.ir.plan import Plan
 from adjcomp.ir.transfers import Offload
 from adjcomp.passes.cost import CostModel, device_rates
@@ -30,6 +31,8 @@ NEAR = 0.75  # of the longer sequence: from there on its plan serves although it
 def serves(plan: Plan, seq_len: int) -> bool:
     """Whether a plan's chunks and modes are good for a sequence that is shorter, or as long among other things that are live."""
     if seq_len > plan.costs.seq_len or any(isinstance(action, Advance | Offload | Narrow) for action in plan.actions):
+        return False
+    if len(segments_of(plan)) > 1:
         return False
     if not any(isinstance(action, Recompute) for action in plan.actions):
         return seq_len >= plan.chunk

@@ -13,6 +13,7 @@ from adjcomp.ir.summaries import AdjointSettle, AdjointSummarize, Adopt, Detach,
 from adjcomp.ir.transfers import Fetch, Load, Offload
 from adjcomp.ir.values import value_bytes
 from adjcomp.ir.variant import Coupling, Variant
+from adjcomp.report.order import order_lines
 from adjcomp.report.places import placement_lines
 from adjcomp.report.streams import stream_lines
 from adjcomp.units import format_bytes, format_seconds
@@ -66,6 +67,7 @@ def _summary(plan: Plan) -> list[str]:
         f"{_places(plan)}",
         f"  step     {format_seconds(plan.seconds)} predicted, at least {format_seconds(plan.lower_bound_seconds)} for any plan",
         f"  gap      {100 * plan.gap:.2f} % ({plan.status.value})",
+        *order_lines(plan),
         *_approximation(plan),
         *stream_lines(plan),
     ]

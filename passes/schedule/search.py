@@ -19,7 +19,6 @@ from adjcomp.ir.actions import Action
 from adjcomp.ir.costs import StackCosts
 from adjcomp.ir.plan import Certificate, HostTier, Plan, Share, Status
 from adjcomp.options import Options
-from adjcomp.passes.emit import emit
 from adjcomp.passes.schedule.away import (
     holds_all,
     partly_candidates,
@@ -40,10 +39,12 @@ from adjcomp.passes.schedule.candidates import (
 from adjcomp.passes.schedule.collector import uncollected
 from adjcomp.passes.schedule.greedy import greedy
 from adjcomp.passes.schedule.instance import Instance, build_instance
+from adjcomp.passes.schedule.layered import Layering, is_possible, layered_candidates
+from adjcomp.passes.schedule.minimum import check_layered
 from adjcomp.passes.schedule.needs import nested_minimum
 from adjcomp.passes.schedule.nested import Nesting
 from adjcomp.passes.schedule.partly import splits_of
-from adjcomp.passes.schedule.spaces import ROUNDED_SPACE, SPACE, SPILLED_SPACE
+from adjcomp.passes.schedule.spaces import LAYERED_SPACE, ROUNDED_SPACE, SPACE, SPILLED_SPACE
 from adjcomp.passes.schedule.tiers import pairs_of, tiered_candidates
 from adjcomp.passes.simulate import simulate
 
@@ -51,7 +52,6 @@ DEFAULT_LIMIT = 0.6  # deterministic seconds of search for a plan
 LEAST_LIMIT = 1e-3  # below this no search is started
 OPTIMAL_GAP = 1e-6  # relative gap that counts as none
 SMALL_GAP = 1e-3  # gap at which the search of long sequences stops
-FEW_COLUMNS = 3  # of the sequence whose peak explains a minimum
 FEW_CHUNKS = 24  # up to which the search goes on until nothing is left
 
 
@@ -136,8 +136,9 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
     minima += [(split.minimum(), split.resident.costs.chunk, split.resident) for split in splits]
     minima += [(nested_minimum(pair.resident, pair.host), pair.resident.costs.chunk, pair.resident) for pair in pairs]
     least, _, leanest = min(minima, key=lambda row: row[:2])
+    layerings = [Layering(instance) for instance in instances if is_possible(instance.costs)]
     if least > budget:
-        raise BudgetError(budget, least, _smallest_peak(leanest, least, device))
+        check_layered(layerings, budget, least, leanest, device)
     flat = flat_candidates(instances, budget, known)
     flat += spilled_candidates(spilled, budget, known)
     flat += rounded_candidates(rounded, budget, known)
@@ -148,6 +149,7 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
         warnings.warn("OR-Tools is not installed: planned by construction (pip install ortools)", RuntimeWarning, stacklevel=2)
         limit = 0.0
     candidates: list[Candidate] = [*flat, *_fold(instances, flat, known, budget)]
+    candidates += layered_candidates(layerings, budget, min([known, *(candidate.seconds for candidate in candidates)]))
     if limit >= LEAST_LIMIT and candidates:
         _refine(flat, min(known, *(candidate.seconds for candidate in candidates)), budget, limit)
     more, bound = partly_candidates(splits, flat, budget, min([known, *(c.seconds for c in candidates)]))
@@ -158,7 +160,7 @@ def race(costs: Callable[[int], StackCosts], search: Search, known: float = math
     best = min(candidates, key=lambda c: (c.seconds, c.instance.costs.chunk))
     bound = min(known, bound, *(candidate.bound_seconds for candidate in candidates))
     lengths = tuple(instance.costs.chunk for instance in instances)
-    space = SPACE + (SPILLED_SPACE if away else "") + (ROUNDED_SPACE if rounded else "")
+    space = SPACE + (LAYERED_SPACE if layerings else "") + (SPILLED_SPACE if away else "") + (ROUNDED_SPACE if rounded else "")
     return Outcome(search, best, bound, lengths, space, limit >= LEAST_LIMIT)
 
 
@@ -276,20 +278,3 @@ def _certified(plan: Plan, bound: float, chunks: tuple[int, ...], space: str, *,
     return replace(
         plan, certificate=replace(plan.certificate, lower_bound_seconds=bound, status=status, space=space, chunks=chunks)
     )
-
-
-def _smallest_peak(instance: Instance, minimum: int, device: str) -> dict[str, int]:
-    """Kind -> bytes at the peak of the smallest plan, `minimum` together, without writing that plan.
-
-    With the same lean columns, a sequence of a few chunks has the same peak but for the borders that lie beneath it.
-    """
-    costs = replace(instance.costs, chunk_count=min(instance.costs.chunk_count, FEW_COLUMNS))
-    menus = [instance.menus[kind] for kind in replace(instance, costs=costs).kinds()]
-    leanest = [menu.options.mode(int(menu.need.argmin()), menu.column) for menu in menus]
-    found = build_plan(costs, emit(costs, leanest), minimum, device).bytes_by_kind
-    more = minimum - sum(found.values())
-    for kind in ("borders", "internals", "workspace"):
-        change = max(more, -found[kind])
-        found[kind] += change
-        more -= change
-    return found

@@ -9,6 +9,10 @@ SPACE = (
     f"{MOST_STORED} borders (or 2^27 / C^2 for C chunks, where that is more) are stored at a time, and the others are recomputed "
     "from those"
 )
+LAYERED_SPACE = (
+    "; or layer-major: two or more segments of layers, each of which holds the internals of all its chunks from the forward or "
+    "recomputes each chunk in one pass that keeps internals"
+)
 SPILLED_SPACE = (
     "; or spilled: borders are offloaded to the host when they are made and fetched one column before they are needed, or each "
     "into the place of the one that was just dropped, with the places of two sets of borders, or of one, set aside on the "

@@ -11,7 +11,7 @@ import adjcomp
 LENGTH = 24
 
 
-def _minimum(model: torch.nn.Module, chunk: int | None) -> int:
+def _minimum(model: torch.nn.Module, chunk: int) -> int:
     with pytest.raises(adjcomp.BudgetError) as caught:
         adjcomp.compile(model, mem_budget="1KiB", chunk=chunk).plan_for(batch_size=1, seq_len=LENGTH)
     return caught.value.minimum_bytes
@@ -22,8 +22,8 @@ def test_a_short_sequence_in_lower_precision_needs_no_accumulators_of_all_layers
     less than parameters, their gradients and all accumulators together."""
     model = fidelity.mamba(hidden_size=64).to(torch.bfloat16)
     parameters = sum(p.numel() for p in model.parameters())
-    budget, ids = _minimum(model, None), fidelity.tokens(1, LENGTH)
-    view = adjcomp.compile(model, mem_budget=budget)
+    budget, ids = _minimum(model, LENGTH), fidelity.tokens(1, LENGTH)
+    view = adjcomp.compile(model, mem_budget=budget, chunk=LENGTH)
     view(input_ids=ids, labels=ids).loss.backward()
     assert view.plan.costs.chunk_count == 1
     assert view.stats.measured_peak_bytes == view.stats.predicted_peak_bytes <= budget

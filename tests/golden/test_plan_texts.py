@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from synthetic import random_stack, regular_stack
 
+from adjcomp.ir.costs import Gradient
 from adjcomp.ir.modes import ColumnMode
 from adjcomp.ir.verify import neighbourhood
 from adjcomp.options import Options
@@ -63,3 +65,11 @@ def test_a_nested_plan_prints_as_before(golden: Golden) -> None:
         options=Options(),
     )
     golden("nested_plan.txt", f"{plan}\n")
+
+
+def test_a_layer_major_plan_prints_as_before(golden: Golden) -> None:
+    costs = regular_stack(1024, 128, 6)
+    gradients = tuple(Gradient((k,), 8_000_000, 4_000_000) for k in range(1, 7))
+    costs = replace(costs, gradients=gradients, turn_bytes={"gradients": 48_000_000})
+    plan = solve(lambda _: costs, seq_len=1024, budget_bytes=33_500_000, candidates=[128], device="cuda:0", options=Options())
+    golden("layer_major_plan.txt", f"{plan}\n")

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from segmented import every_segmentation
 from synthetic import random_stack, with_gradients
 
 from adjcomp.errors import BudgetError
@@ -14,9 +15,11 @@ from adjcomp.ir.modes import ColumnMode, bottom_layer
 from adjcomp.ir.plan import Share
 from adjcomp.options import Options
 from adjcomp.passes.emit import emit
+from adjcomp.passes.layermajor import emit_layer_major
 from adjcomp.passes.nesting import Run, emit_nested
 from adjcomp.passes.schedule import solve
 from adjcomp.passes.schedule.instance import build_instance
+from adjcomp.passes.schedule.layered import is_possible
 from adjcomp.passes.schedule.needs import nested_minimum
 from adjcomp.passes.simulate import simulate
 
@@ -66,6 +69,14 @@ def every_plan(costs: StackCosts) -> list[tuple[int, float]]:
     return found
 
 
+def every_layered_plan(costs: StackCosts) -> list[tuple[int, float]]:
+    """(peak, seconds) of every layer-major plan, where there are any."""
+    share = Share("cpu", 0, costs.resident_bytes, costs.turn_bytes)
+    made = every_segmentation(costs) if is_possible(costs) else ()
+    totals = [simulate(costs, (share,), emit_layer_major(costs, segments)) for segments in made]
+    return [(each.peak_bytes["cpu"], each.seconds) for each in totals]
+
+
 # Hundreds of instances in all: a good number of the quickest by default, the rest with -m slow.
 SEEDS = [*range(48), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(48, 400))]
 
@@ -81,6 +92,7 @@ def test_no_plan_is_faster_and_none_fits_a_budget_called_too_small(seed: int) ->
     plans = every_plan(costs)
     share = Share("cpu", 0, costs.resident_bytes, costs.turn_bytes)
     nested_from = nested_minimum(build_instance(costs, share))
+    plans += every_layered_plan(costs)
     smallest = min(nested_from, *(peak for peak, _ in plans))
     if nested_from < 1 << 40:
         nested = every_nested_plan(costs)
