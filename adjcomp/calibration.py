@@ -22,6 +22,7 @@ from adjcomp.runtime.calibrate import STEADY_SHARE, Timing, time_tile
 
 log = logging.getLogger("adjcomp")
 LENGTHS = (256, 1024)
+BEFORE = 2048  # steps to which a tile attends, where it attends to earlier chunks
 DIGITS = 3  # of a timing that are kept; more would be noise
 PARTS = ("forward", "keeping", "vjp")
 METHOD = 2  # changes whenever timings come about in another way: those of another method are not used
@@ -38,21 +39,41 @@ def measured_times(model: CostModel, state: Mapping[str, torch.Tensor]) -> tuple
 
 
 def _template_times(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor]) -> TileTimes:
-    path = private_folder("calibration") / f"{_digest(model, index, lengths, state)}.json"
+    near, longest = _timings(model, index, lengths, state, 0), lengths[-1]
+    times = TileTimes(*(_fit(near, part) for part in PARTS))  # type: ignore[arg-type]
+    if not model.stack.layers[_first_layer(model, index)].stores:
+        return times
+    far = _timings(model, index, [longest], state, BEFORE)
+    forward, keeping, vjp = (_slope(near[longest], far[longest], part) / (longest * BEFORE) for part in PARTS)
+    return replace(times, past=(forward, keeping, vjp))
+
+
+def _slope(near: Mapping[str, Timing], far: Mapping[str, Timing], part: str) -> float:
+    """How much longer a part takes that looks further back."""
+    return max(0.0, far[part].seconds - near[part].seconds) if part in far else 0.0
+
+
+def _timings(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor], before: int) -> Timings:
+    """Of a template at some lengths, behind `before` steps to which it attends."""
+    path = private_folder("calibration") / f"{_digest(model, index, lengths, state, before)}.json"
     if path not in _MEASURED:
         known = read_timings(path.read_text()) if path.exists() else None
         if known is None or not steady(known):
-            measured = _measure(model, index, lengths, state)
+            measured = _measure(model, index, lengths, state, before)
             known = measured if known is None else agreed(known, measured)
             write_atomically(path, timings_text(known).encode())
         _MEASURED[path] = known
-    return TileTimes(*(_fit(_MEASURED[path], part) for part in PARTS))  # type: ignore[arg-type]
+    return _MEASURED[path]
 
 
-def _measure(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor]) -> Timings:
+def _first_layer(model: CostModel, index: int) -> int:
+    return next(k for k, layer in enumerate(model.stack.layers) if layer.template == index)
+
+
+def _measure(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor], before: int) -> Timings:
     """Timings of a template's first layer."""
-    layer = next(k for k, layer in enumerate(model.stack.layers) if layer.template == index)
-    found = {n: time_tile(model.stack, layer, replace(model, seq_len=n)(n), model.programs(n), state) for n in lengths}
+    layer = _first_layer(model, index)
+    found = {n: time_tile(model.stack, layer, replace(model, seq_len=n)(n), model.programs(n), state, before) for n in lengths}
     doubt = "" if steady(found) else "; runs disagree, as on a busy machine, and are timed again by the next process"
     log.info("timed tile %s at %s steps%s", model.stack.layers[layer].name, lengths, doubt)
     return found
@@ -88,10 +109,18 @@ def _rounded(seconds: float) -> float:
     return float(f"{max(seconds, 0.0):.{DIGITS}g}")
 
 
-def _digest(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor]) -> str:
+def _digest(model: CostModel, index: int, lengths: list[int], state: Mapping[str, torch.Tensor], before: int) -> str:
     device = next(iter(state.values())).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    key = (METHOD, model.stack.templates[index].key, model.policy.value, lengths, name, torch.__version__)
+    key = (
+        METHOD,
+        model.stack.templates[index].key,
+        model.policy.value,
+        lengths,
+        name,
+        torch.__version__,
+        *([before] if before else []),
+    )
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 

@@ -72,11 +72,14 @@ class Affine:
 
 @dataclass(frozen=True)
 class TileTimes:
-    """Measured seconds of one template's programs."""
+    """Measured seconds of one template's programs. past: of attention to earlier chunks, for each of a chunk's steps with each
+    step before it, of the three.
+    """
 
     forward: Affine
     keeping: Affine | None
     vjp: Affine | None
+    past: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -178,19 +181,24 @@ class CostModel:
         return tuple(replace(by_template[layer.template], name=layer.name) for layer in self.stack.layers)
 
     def _seconds(self, index: int, programs: TilePrograms, length: int) -> tuple[float, float, float]:
-        """Of forward, forward with keep, and VJP; what attention to earlier chunks takes is computed, not measured."""
+        """Of forward, forward with keep, and VJP."""
         parts = (programs.forward, programs.keeping, programs.vjp)
-        past = [self._past_flops(part, length) / self.rates.flops_per_second for part in parts]
         if self.times is not None:
             times = self.times[index]
             own = [0.0 if part is None else part(length) for part in (times.forward, times.keeping, times.vjp)]
+            past = [length * self._before(length) * seconds for seconds in times.past]
         else:
             own = [0.0 if part is None else self.rates.seconds(part.work) for part in parts]
+            past = [self._past_flops(part, length) / self.rates.flops_per_second for part in parts]
         return tuple(a + b for a, b in zip(own, past, strict=True))  # type: ignore[return-value]
 
+    def _before(self, length: int) -> float:
+        """Steps before a chunk, on average: half of those beside it."""
+        return max(0, self.seq_len - length) / 2
+
     def _past_flops(self, program: Program | None, length: int) -> int:
-        """Of attention to the chunks before, of which there are on average half of those beside this one."""
-        return 0 if program is None else program.work.past_flops * max(0, self.seq_len - length) // 2
+        """Of attention to the chunks before."""
+        return 0 if program is None else int(program.work.past_flops * self._before(length))
 
     def _tile(self, index: int, programs: TilePrograms, length: int) -> TileCost:
         template = self.stack.templates[index]

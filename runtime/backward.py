@@ -82,8 +82,8 @@ class Backward:
 
     def _store_sum(self, info: StoreInfo) -> Tensor | None:
         """Room for the cotangents that chunks send back to the keys or values of earlier ones."""
-        seq_len = self.tiles.executable.plan.costs.seq_len
-        return self.tiles.zeros(info.shape(seq_len), accumulation_dtype(info.dtype)) if info.wanted else None
+        steps = self.tiles.before + self.tiles.executable.plan.costs.seq_len
+        return self.tiles.zeros(info.shape(steps), accumulation_dtype(info.dtype)) if info.wanted else None
 
     def _last_adjoint(self, layer: Layer, template: Template) -> Held:
         """The cotangent of the final state where the model returns it, else zeros."""
@@ -146,7 +146,7 @@ class Backward:
                 axis = self.stack.sides[side].axis
                 found.append(self.sides[side] if axis is None else self.tiles.window(self.sides[side], axis, span))
             elif entry.kind is InputKind.PAST:
-                found.append(present(self.stores[k][entry.index])[:, : span[0]])
+                found.append(self.tiles.past(present(self.stores[k][entry.index]), span))
             else:
                 found.append(None)
         return found
@@ -215,8 +215,7 @@ class Backward:
                 like = self.tiles.slice(self.outputs.outs[index], axis, self.tiles.span(chunk))
                 return self.tiles.zeros(like.shape, like.dtype)
             case OutputKind.STORED:
-                start, end = self.tiles.span(chunk)
-                sent = present(self.stores[k][entry.index])[:, start:end]
+                sent = self.tiles.own(present(self.stores[k][entry.index]), self.tiles.span(chunk))
                 return self.tiles.zeros(sent.shape, layer.stores[entry.index].dtype).copy_(sent)
 
     def _skip(self, k: int, chunk: int) -> None:

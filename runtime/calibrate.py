@@ -49,7 +49,12 @@ class Timing:
 
 
 def time_tile(
-    stack: ResidualStack, layer: int, costs: StackCosts, programs: Sequence[TilePrograms], state: Mapping[str, Tensor]
+    stack: ResidualStack,
+    layer: int,
+    costs: StackCosts,
+    programs: Sequence[TilePrograms],
+    state: Mapping[str, Tensor],
+    before: int = 0,
 ) -> dict[str, Timing]:
     """Timings of "forward", "keeping" and "vjp" (where they exist) of a layer's tile.
 
@@ -60,8 +65,9 @@ def time_tile(
         costs: of a sequence of one chunk of the length at which the tile is timed.
         programs: by template, at that length.
         state: parameters and buffers by name.
+        before: steps of earlier chunks to which the tile attends.
     """
-    rehearsal = Rehearsal(stack, layer, costs, programs, state)
+    rehearsal = Rehearsal(stack, layer, costs, programs, state, before)
     samples: dict[str, list[float]] = {}
     rehearsal.sample()  # compiles kernels, and takes memory from the system
     started = time.perf_counter()
@@ -92,6 +98,7 @@ class Rehearsal(Step):
         costs: StackCosts,
         programs: Sequence[TilePrograms],
         state: Mapping[str, Tensor],
+        before: int = 0,
     ) -> None:
         self.layer, self.costs, self.own = layer, costs, programs[stack.layers[layer].template]
         device = next(iter(state.values())).device
@@ -100,6 +107,7 @@ class Rehearsal(Step):
         plan = Plan(costs, (Share(str(device), NO_BUDGET, {}, {}),), certificate, actions)
         executable = Executable(stack, plan, tuple(programs), tuple(programs))
         super().__init__(executable, _inputs(stack, layer, costs.chunk, state), StorageTracker(0))
+        self.tiles.before = before
         self.evicted = torch.zeros((EVICTED_BYTES if device.type == "cpu" else EVICTED_BYTES_GPU) // 4, device=device)
         self.before = self._before()
         self.tiles.values.update(self.before)
@@ -157,6 +165,8 @@ class Rehearsal(Step):
             if entry.kind is InputKind.STREAM:
                 found[stream(self.layer - 1, 0)] = [_example(value, self.costs.chunk)]
         self.tiles.keep_stores(self.layer)
+        for store in self.tiles.stores[self.layer]:
+            store.normal_(generator=_generator(store.device))
         if layer.carries:
             found[carry(self.layer, -1)] = [self.tiles.zeros(info.shape, info.dtype) for info in layer.carries]
         return found

@@ -240,8 +240,7 @@ class Step:
         self._take_carries(layer, chunk, outputs)
         self._take_results(layer, chunk, outputs)
         for whole, part in zip(self.tiles.stores.get(layer, ()), self._of_kind(layer, outputs, OutputKind.STORED), strict=True):
-            start, end = self.tiles.span(chunk)
-            whole[:, start:end] = part
+            self.tiles.own(whole, self.tiles.span(chunk)).copy_(part)
         if kept:
             self.tiles.values[keep(layer, chunk)] = saved
 

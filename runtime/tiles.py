@@ -31,6 +31,7 @@ class Tiles:
     values: dict[Value, Held] = field(default_factory=dict)
     parameters: dict[str, Tensor] = field(default_factory=dict)  # those that tiles have read, without their history
     stores: dict[int, list[Tensor]] = field(default_factory=dict)  # keys and values of the whole sequence, by layer
+    before: int = 0  # steps of keys before the first chunk, where a tile is timed alone
     replays: int = 0  # programs that were replayed from recordings
 
     def layer(self, k: int) -> tuple[Layer, Template]:
@@ -101,16 +102,18 @@ class Tiles:
     def keep_stores(self, k: int) -> None:
         """Make room for the keys and values of layer k."""
         layer, _ = self.layer(k)
-        made = [
-            torch.empty(info.shape(self.executable.plan.costs.seq_len), dtype=info.dtype, device=self.device)
-            for info in layer.stores
-        ]
+        steps = self.before + self.executable.plan.costs.seq_len
+        made = [torch.empty(info.shape(steps), dtype=info.dtype, device=self.device) for info in layer.stores]
         self.tracker.track_all(made)
         self.stores[k] = made
 
-    def past(self, k: int, index: int, start: int) -> Tensor:
-        """What layer k has stored of the steps before `start`."""
-        return self.stores[k][index][:, :start]
+    def past(self, whole: Tensor, span: tuple[int, int]) -> Tensor:
+        """The part of a store, or of what comes back to one, that lies before some steps."""
+        return whole[:, : self.before + span[0]]
+
+    def own(self, whole: Tensor, span: tuple[int, int]) -> Tensor:
+        """The part of those steps."""
+        return whole[:, self.before + span[0] : self.before + span[1]]
 
     def window(self, whole: Tensor, axis: TimeAxis, span: tuple[int, int]) -> Tensor:
         """The place of some steps in a whole-sequence tensor, for writing."""
@@ -173,7 +176,7 @@ class Tiles:
             case InputKind.CARRY:
                 return present(states[entry.index])
             case InputKind.PAST:
-                return self.past(k, entry.index, span[0])
+                return self.past(self.stores[k][entry.index], span)
             case InputKind.SEED:
                 return self._number(mix_seed(self.inputs.seed, k))
             case InputKind.OFFSET:
