@@ -36,5 +36,5 @@ def max_plus_scan_vjp(dh: Tensor | None, dh_last: Tensor | None, picks: Tensor, 
     decays = torch.cat([share[:, 1:], torch.zeros_like(share[:, :1])], 1)
     reached = call("linear_scan", decays.flip(1), inputs.flip(1), None)[0].flip(1)
     da = share * reached
-    found = (da, reached - da, da[:, 0].contiguous())
+    found = (da, reached - da, da[:, 0].clone(memory_format=torch.contiguous_format))
     return tuple(grad if keep else None for grad, keep in zip(found, mask, strict=True))

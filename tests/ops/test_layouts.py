@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import op_cases
 import pytest
 import torch
 from op_cases import SMALL, Case, relative_errors
@@ -100,3 +101,14 @@ def test_two_chunks_joined_by_the_state_equal_one(name: str, cut: int) -> None:
     rest, end = case.op(**second, **case.options)
     torch.testing.assert_close(torch.cat([head, rest], 1), whole)
     torch.testing.assert_close(end, last)
+
+
+@pytest.mark.parametrize("make", [op_cases.linear_attention, op_cases.max_plus_scan, op_cases.gated_delta_rule, op_cases.ssd])
+def test_results_hold_no_more_than_they_show(make: Callable[..., Case]) -> None:
+    """Given one row, where a step of time is dense as it lies, no output or cotangent is a view of something larger."""
+    case = make(6, b=1)
+    given = {name: t.float().requires_grad_() for name, t in case.given().items()}
+    outputs = case.op(**given, **case.options)
+    grads = torch.autograd.grad([*outputs], [*given.values()], [torch.ones_like(out) for out in outputs])
+    for result in (*outputs, *grads):
+        assert result.untyped_storage().nbytes() == result.numel() * result.element_size()
