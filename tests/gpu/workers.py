@@ -20,6 +20,7 @@ import steps  # noqa: E402
 from rows import Job, Row, wait  # noqa: E402
 
 STARTING = 60.0  # seconds that a process may take to start, beside its row's
+LEAVING = 3.0  # seconds that an idle one may take to end
 SECTIONS = (
     steps.first_calls,
     speed.first_calls,
@@ -97,12 +98,13 @@ class Worker:
         return row
 
     def close(self) -> None:
-        """End the process and give its memory back."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
+        """End the process and give its memory back: it goes by itself when it is told, or is killed where it is busy."""
         if self.connection is not None:
             self.connection.close()
+        if self.process is not None:
+            self.process.join(LEAVING)
+            self.process.kill()
+            self.process.join()
         self.process = self.connection = None
 
     def _start(self) -> Connection:
