@@ -28,7 +28,7 @@ MOST_LAYERS = 160  # of a stack for which there are layer-major plans
 NEVER = 1 << 60  # bytes or ticks of what can't be
 
 
-Cost = Callable[[Ints, Ints, int, int], Ints]  # of states before, what they left, and a segment's need and ticks
+Cost = Callable[[Ints, Ints, Ints, Ints], Ints]  # of states: their cost, what they left, and the next segment's need and ticks
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Layering:
     def minimum(self) -> tuple[int, tuple[Segment, ...]]:
         """The smallest budget, and segments that have it."""
 
-        def cost(before: Ints, left: Ints, need: int, ticks: int) -> Ints:
+        def cost(before: Ints, left: Ints, need: Ints, ticks: Ints) -> Ints:
             return np.asarray(np.maximum(before, left + need))
 
         found = self._solve(cost, _all_states)
@@ -149,7 +149,7 @@ class Layering:
     def solve(self, budget: int) -> Layered | None:
         """The fastest plan; None where none fits."""
 
-        def cost(before: Ints, left: Ints, need: int, ticks: int) -> Ints:
+        def cost(before: Ints, left: Ints, need: Ints, ticks: Ints) -> Ints:
             return np.where(left + need <= budget, before + ticks, NEVER)
 
         thin = _Thin()
@@ -164,37 +164,37 @@ class Layering:
         """The least cost of all layers, and its segments."""
         head = self.instance.costs.head
         start = _States(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((3, 1), np.int64))
-        states: list[_States | None] = [start]  # by number of layers
-        for last in range(head + 1):
-            parts = []
-            for first in range(last + 1):
-                below = states[first]
-                if below is None or last < self.bottom or (first == 0 and last == head):
-                    continue
-                parts += [self._extended(cost, below, first, last, held) for held in (0, 1)]
-            states.append(fewer(_undominated(parts)) if parts else None)
+        nothing = start.take(np.zeros(0, np.int64))
+        states = [start, *(nothing for _ in range(self.bottom))]  # by number of layers
+        for last in range(self.bottom, head + 1):
+            firsts = range(1 if last == head else 0, last + 1)
+            below = [states[first] for first in firsts]
+            left, before = (np.concatenate([getattr(state, name) for state in below]) for name in ("left", "cost"))
+            first = np.repeat(np.array(firsts), [len(state.left) for state in below])
+            index = np.concatenate([np.arange(len(state.left)) for state in below])
+            parts = [self._extended(cost, _States(left, before, np.stack((first, index, index))), last, held) for held in (0, 1)]
+            states.append(fewer(_undominated(parts)))
         end = states[-1]
-        if end is None or not len(end.cost):
+        if not len(end.cost):
             return None
         best = int(end.cost.argmin())
         return int(end.cost[best]), tuple(self._segments(states, best))
 
-    def _extended(self, cost: Cost, below: _States, first: int, last: int, held: int) -> _States:
-        """The states with another segment."""
-        needs, ticks = self.needs[held], int(self.ticks[held][first : last + 1].sum())
-        costs = cost(below.cost, below.left, int(needs.need[first, last]), ticks)
+    def _extended(self, cost: Cost, below: _States, last: int, held: int) -> _States:
+        """States below with another segment, up to `last`; `below.origin`: its first layer, and the index of the state there."""
+        first, index, _ = below.origin
+        needs, ticks = self.needs[held], np.append(0, np.cumsum(self.ticks[held]))
+        costs = cost(below.cost, below.left, needs.need[first, last], ticks[last + 1] - ticks[first])
         fits = np.flatnonzero(costs < NEVER)
-        origin = np.stack((np.full(len(fits), first), fits, np.full(len(fits), held)))
-        return _States(below.left[fits] + needs.left[first, last], costs[fits], origin)
+        origin = np.stack((first[fits], index[fits], np.full(len(fits), held)))
+        return _States(below.left[fits] + needs.left[first, last][fits], costs[fits], origin)
 
-    def _segments(self, states: Sequence[_States | None], index: int) -> list[Segment]:
+    def _segments(self, states: Sequence[_States], index: int) -> list[Segment]:
         """The segments that led to a state of all layers, lowest first."""
         found: list[Segment] = []
         last = len(states) - 2
         while last >= 0:
-            here = states[last + 1]
-            assert here is not None
-            first, index, held = (int(number) for number in here.origin[:, index])
+            first, index, held = (int(number) for number in states[last + 1].origin[:, index])
             found.append(Segment(first, last, bool(held)))
             last = first - 1
         return found[::-1]
