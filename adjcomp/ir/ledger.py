@@ -71,10 +71,9 @@ class Ledger:
 
     def _in_order(self, kind: type[Action], layer: int, chunk: int) -> None:
         """Attention: the keys of every chunk before have to be there, and cotangents from every chunk after."""
-        before = all(("Forward", layer, c) in self._done for c in range(chunk))
-        after = kind not in (Adjoint, HeadVjp) or all(
-            ("Adjoint", layer, c) in self._done for c in range(chunk + 1, self.costs.chunk_count)
-        )
+        before = chunk == 0 or ("Forward", layer, chunk - 1) in self._done
+        last = kind not in (Adjoint, HeadVjp) or chunk == self.costs.chunk_count - 1
+        after = last or ("Adjoint", layer, chunk + 1) in self._done
         if not before or not after:
             raise BrokenRule(f"layer {layer} attends over time: its chunks come in order, and their VJPs in the opposite one")
 
