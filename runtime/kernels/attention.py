@@ -2,7 +2,7 @@
 
 Earlier keys are one part (or a few, where they are converted), seen whole by every query; the chunk's own keys are another, under
 a triangle. Given the joined output and normaliser, the VJP of each part alone is exact. Under a window, blocks of queries see one
-band of keys each. A CPU runs torch's fused kernel on every part; elsewhere scores exist for a block of queries at a time.
+band of keys each. A CPU runs torch's fused kernel on every part; elsewhere a block of scores exists at a time.
 
 Legend: b batch, t queries, s keys, h heads of queries, g of keys, e channels (of queries, keys and values, padded to be equal).
 """
@@ -20,8 +20,9 @@ from adjcomp.ops.library import state_dtype
 from adjcomp.runtime.kernels.arithmetic import Mask, cast_like
 
 aten = torch.ops.aten
-KEY_BLOCK = 4096  # earlier keys that are converted at a time
-QUERY_BLOCK = 512  # queries whose scores are held at a time, and which see one band of keys under a window
+KEY_BLOCK = 4096  # earlier keys that are converted at a time, or that have scores at a time
+QUERY_BLOCK = 512  # queries that see one band of keys under a window
+BLOCK_SCORES = 1 << 21  # scores held at a time, or those of one query, where there is no fused kernel
 Part = tuple[Tensor, Tensor]  # keys and values, (b, s, g, ·)
 
 
@@ -74,10 +75,11 @@ def _is_narrow(window: int | None, k: Tensor, past: Part | None) -> bool:
 
 
 def _blocks(form: _Form, past: Part | None) -> Iterator[Part]:
-    """Earlier keys and values: whole where they are used as they are."""
+    """Earlier keys and values: whole where a fused kernel takes them as they are."""
     if past is None:
         return
-    size = past[0].shape[1] if form.is_of(past[0]) and form.is_of(past[1]) else KEY_BLOCK
+    whole = _has_fused(past[0]) and form.is_of(past[0]) and form.is_of(past[1])
+    size = past[0].shape[1] if whole else KEY_BLOCK
     yield from zip(past[0].split(size, 1), past[1].split(size, 1), strict=True)
 
 
@@ -145,9 +147,10 @@ def _additive(mask_ts: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rows(q_bhte: Tensor, k_bgse: Tensor, mask_ts: Tensor | None, causal: bool) -> Iterator[tuple[slice, Tensor | None]]:
     """Blocks of queries, and which keys each of their queries sees (None: all)."""
-    steps = q_bhte.shape[2]
-    for start in range(0, steps, QUERY_BLOCK):
-        rows = slice(start, min(start + QUERY_BLOCK, steps))
+    batch, heads, steps, _ = q_bhte.shape
+    size = max(1, BLOCK_SCORES // (batch * heads * k_bgse.shape[2]))
+    for start in range(0, steps, size):
+        rows = slice(start, min(start + size, steps))
         if causal:
             whole = torch.ones(rows.stop - start, k_bgse.shape[2], dtype=torch.bool, device=q_bhte.device)
             yield rows, whole.tril(start)

@@ -88,6 +88,7 @@ def test_the_blocks_of_other_devices_give_what_the_fused_kernel_gives(monkeypatc
 
     monkeypatch.setattr(attention, "QUERY_BLOCK", 8)
     monkeypatch.setattr(attention, "KEY_BLOCK", 16)
+    monkeypatch.setattr(attention, "BLOCK_SCORES", 500)
     torch.manual_seed(0)
     q, k, v = _inputs(61, 4, 2, 6, 5)
     leaves = [q[:, 30:], k[:, 30:], v[:, 30:], k[:, :30], v[:, :30]]
