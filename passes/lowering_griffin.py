@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from adjcomp import ops
+from adjcomp.errors import CaptureError
 
 _STEEPEST = 1000.0  # transformers' bound on the derivative of the square root
 
@@ -25,10 +26,13 @@ def recurrent_block(
 ) -> Any:
     """input_states: (B, T, D). position_ids: (1 or B, T); the state starts anew where they are 0.
 
-    With a cache the original keeps states in attributes of its modules, and is left to say so.
+    Raises CaptureError with a cache: the original keeps states in attributes of its modules then.
     """
     if use_cache:
-        return original(block, input_states, position_ids, attention_mask, use_cache=use_cache, **rest)
+        raise CaptureError(
+            f"{type(block).__name__} keeps an inference cache in attributes of its own: a training step makes none, so leave "
+            "use_cache out or False"
+        )
     x = block.conv_1d(block.linear_x(input_states).transpose(1, 2))[..., : input_states.shape[1]].transpose(1, 2)
     y = _gated_recurrence(block.rg_lru, x, position_ids[:, :, None] == 0)
     return block.linear_out(y * block.act_fn(block.linear_y(input_states))), None

@@ -163,5 +163,7 @@ def test_griffin_s_recurrent_block() -> None:
     plain = run(x)
     with layers_as_ops():
         ours = run(x)
+        with pytest.raises(CaptureError, match="use_cache"):
+            block(x, positions, None, use_cache=True)
     for mine, expected in zip(ours, plain, strict=True):
         assert float((mine - expected).detach().norm()) <= 1e-5 * float(expected.detach().norm())
