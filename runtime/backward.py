@@ -173,7 +173,8 @@ class Backward:
 
     def _add_initial(self, layer: Layer, held: Held) -> None:
         for info, result in zip(layer.carries, held, strict=True):
-            if info.initial is not None and result is not None:
+            wanted = info.initial is not None and self.tiles.inputs.initial[info.initial].requires_grad
+            if info.initial is not None and wanted and result is not None:
                 known = self.initial.get(info.initial)
                 share = result if info.windowed is None else self._state_part(info, result)
                 self.initial[info.initial] = share if known is None else known.add_(share)
