@@ -12,7 +12,7 @@ from adjcomp.ir.costs import Gradient, Tie
 from adjcomp.ir.residency import GRADIENTS, KEYS, KEYS_SENT
 from adjcomp.ir.stack import InputKind, Layer, ResidualStack
 from adjcomp.passes.cost import Outside
-from adjcomp.passes.joint import Split
+from adjcomp.passes.split import Split
 from adjcomp.runtime.memory import distinct_bytes
 from adjcomp.runtime.values import accumulation_dtype
 from adjcomp.units import format_bytes, parse_bytes

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from adjcomp.ir.stack import InputKind, Layer, OutputKind, ResidualStack, Template
 from adjcomp.offline import Example, capture_example
 from adjcomp.passes.carried import CARRIED_OPS
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.split import KeepPolicy
 from adjcomp.units import format_bytes
 
 SEQ_LEN = 4096

@@ -9,8 +9,8 @@ from adjcomp.options import Options
 from adjcomp.passes.cost import FEWEST_RANGES
 from adjcomp.passes.joinable import NotJoinable
 from adjcomp.passes.joining import JoinGraphs
-from adjcomp.passes.joint import Split
 from adjcomp.passes.pipeline import Captured
+from adjcomp.passes.split import Split
 
 log = logging.getLogger("adjcomp")
 

@@ -22,10 +22,10 @@ from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.forks import side_by_side
 from adjcomp.passes.forward_only import forward_plan
 from adjcomp.passes.joinable import NotJoinable
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured
 from adjcomp.passes.schedule import Search, solve_forms
 from adjcomp.passes.simulate import simulate
+from adjcomp.passes.split import KeepPolicy
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.cuda_graphs import LIBRARY_BYTES, can_record
 from adjcomp.units import parse_bytes

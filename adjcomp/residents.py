@@ -13,7 +13,7 @@ import torch
 from adjcomp.budget import SHARDS, Held, gradient_bytes, input_bytes, out_bytes, store_bytes, wanted_parameters
 from adjcomp.ir.residency import GRADIENTS, KEYS, KEYS_SENT, Item, Residency
 from adjcomp.ir.stack import Layer, ResidualStack
-from adjcomp.passes.joint import Split
+from adjcomp.passes.split import Split
 
 
 def layer_residency(

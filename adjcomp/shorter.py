@@ -21,8 +21,8 @@ from adjcomp.ir.transfers import Offload
 from adjcomp.passes.cost import CostModel, device_rates
 from adjcomp.passes.emit import emit
 from adjcomp.passes.forks import side_by_side
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.schedule.search import build_plan
+from adjcomp.passes.split import KeepPolicy
 from adjcomp.planning import PlanRequest, calibrated, own_device, recording_policy
 
 NEAR = 0.75  # of the longer sequence: from there on its plan serves although it recomputes

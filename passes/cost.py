@@ -16,10 +16,10 @@ from adjcomp.ir.variant import Coupling
 from adjcomp.machine import Device
 from adjcomp.passes.joincosts import join_cost
 from adjcomp.passes.joining import JoinGraphs, join_programs
-from adjcomp.passes.joint import KeepPolicy, Split
 from adjcomp.passes.programs import tile_programs
 from adjcomp.passes.recording import recorded_programs
 from adjcomp.passes.sizes import number_of_bytes
+from adjcomp.passes.split import KeepPolicy, Split
 
 FEWEST_RANGES = 3  # two have nothing to join: the first hands its state on
 

@@ -16,11 +16,12 @@ from adjcomp.ir.joining import DerivedProgram, JoinPrograms
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.carried import CARRIED_OPS
 from adjcomp.passes.joinable import Joinable, carried_nodes, gradient_of_carry
-from adjcomp.passes.joint import JointGraph, Split, differentiate
+from adjcomp.passes.joint import JointGraph, differentiate
 from adjcomp.passes.narrowing import narrow_products
 from adjcomp.passes.programs import lower
 from adjcomp.passes.pruning import copied, drop_sizes, drop_unread, prune
 from adjcomp.passes.sizes import Target
+from adjcomp.passes.split import Split
 from adjcomp.passes.summaries import LINEAR_OPS, emit_adjoint_summary, emit_summary
 
 

@@ -18,7 +18,8 @@ from adjcomp.ir.variant import EXACT, Variant
 from adjcomp.passes.capture import TracedModel, capture
 from adjcomp.passes.joinable import NotJoinable, joinable
 from adjcomp.passes.joining import JoinGraphs, join_graphs
-from adjcomp.passes.joint import JointGraph, KeepPolicy, Split, differentiate, split
+from adjcomp.passes.joint import JointGraph, differentiate
+from adjcomp.passes.split import KeepPolicy, Split, split
 from adjcomp.passes.streaming import Piece, as_piece
 from adjcomp.passes.timeshard import Trainable, shard
 

@@ -26,11 +26,11 @@ from adjcomp.ir.program import (
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.passes.aliasing import is_alias, is_fresh, storage_root
 from adjcomp.passes.emitting import fake_result
-from adjcomp.passes.joint import Split
 from adjcomp.passes.lastuse import with_frees
 from adjcomp.passes.liveness import workspace
 from adjcomp.passes.shares import Share, folded_into, part_of, products_in
 from adjcomp.passes.sizes import SlotSizes, Target, number_of_bytes, shape_at, size_at
+from adjcomp.passes.split import Split
 from adjcomp.passes.work import work_of
 
 aten = torch.ops.aten

@@ -18,8 +18,8 @@ from adjcomp.ir.program import Compute, Program, TilePrograms
 from adjcomp.ir.recording import RecordedPrograms, RecordingPolicy, place_bytes
 from adjcomp.ir.stack import InputKind, OutputKind, Template
 from adjcomp.ops.library import NAMESPACE
-from adjcomp.passes.joint import Split
 from adjcomp.passes.sizes import number_of_bytes
+from adjcomp.passes.split import Split
 
 if TYPE_CHECKING:
     from adjcomp.passes.cost import CostModel

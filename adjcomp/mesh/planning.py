@@ -18,7 +18,7 @@ from adjcomp.mesh.agreement import Outcome
 from adjcomp.mesh.dimensions import Layout
 from adjcomp.options import Options
 from adjcomp.passes.cost import CostModel, device_rates
-from adjcomp.passes.joint import KeepPolicy
+from adjcomp.passes.split import KeepPolicy
 from adjcomp.planning import PlanRequest, calibrated, make_executable, own_device
 from adjcomp.residents import layer_residency
 from adjcomp.runtime.mesh.link import Link

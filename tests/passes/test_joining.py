@@ -17,8 +17,8 @@ from torch import nn
 from adjcomp.ir.joining import CarryKind
 from adjcomp.ir.variant import Variant
 from adjcomp.passes.joinable import Joinable, NotJoinable
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import Captured, run_capture
+from adjcomp.passes.split import KeepPolicy
 
 USERS = [*joinable_stacks.JOINABLE, *generated.MIXERS]
 KINDS = {"Dense": {CarryKind.VECTOR}, "delta": {CarryKind.MATRIX}, "conv": {CarryKind.HALO}, "shift": {CarryKind.HALO}}

@@ -13,10 +13,10 @@ from adjcomp.ir.program import Accumulate, AccumulateProduct, AccumulateRows, Co
 from adjcomp.ir.stack import Template
 from adjcomp.passes.joinable import Joinable, joinable
 from adjcomp.passes.joining import join_graphs, join_programs
-from adjcomp.passes.joint import KeepPolicy, split
 from adjcomp.passes.lastuse import reads_of
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.split import KeepPolicy, split
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
 

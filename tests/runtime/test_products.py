@@ -7,9 +7,9 @@ import torch
 
 import adjcomp
 from adjcomp.ir.program import Accumulate, AccumulateProduct, Compute, Span
-from adjcomp.passes.joint import KeepPolicy, split
 from adjcomp.passes.pipeline import run_capture
 from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.split import KeepPolicy, split
 
 aten = torch.ops.aten
 

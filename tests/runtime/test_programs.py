@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from adjcomp.ir.program import AccumulateProduct, AccumulateRows, Accumulator, Compute
-from adjcomp.passes.joint import KeepPolicy, split
 from adjcomp.passes.lastuse import reads_of
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.passes.programs import tile_programs
+from adjcomp.passes.split import KeepPolicy, split
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
 

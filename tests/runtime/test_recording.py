@@ -20,8 +20,8 @@ from adjcomp.ir.program import Compute, Program, Slot, Work
 from adjcomp.ir.recording import RESIDENT_KIND, RecordedPrograms, RecordingPolicy
 from adjcomp.machine import profile_device
 from adjcomp.passes.cost import CostModel, Outside, Rates, device_rates
-from adjcomp.passes.joint import KeepPolicy
 from adjcomp.passes.pipeline import run_capture
+from adjcomp.passes.split import KeepPolicy
 from adjcomp.runtime.codegen import compile_program
 from adjcomp.runtime.memory import StorageTracker
 from adjcomp.runtime.recording import Call, Recording, Recordings, Results

@@ -15,10 +15,10 @@ from adjcomp.ir.program import Program, TilePrograms
 from adjcomp.ir.stack import InputKind, OutputKind
 from adjcomp.passes.joinable import Joinable, NotJoinable, joinable
 from adjcomp.passes.joining import join_graphs, join_programs
-from adjcomp.passes.joint import KeepPolicy, split
 from adjcomp.passes.pipeline import Captured, run_capture
 from adjcomp.passes.programs import tile_programs
 from adjcomp.passes.sizes import size_at
+from adjcomp.passes.split import KeepPolicy, split
 from adjcomp.runtime.codegen import compiled
 from adjcomp.runtime.joining import applied, unit
 from adjcomp.runtime.memory import StorageTracker

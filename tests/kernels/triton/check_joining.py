@@ -14,7 +14,7 @@ import torch
 from joined_layers import LayerRuns, captured, errors
 from torch import nn
 
-from adjcomp.passes.joint import KeepPolicy
+from adjcomp.passes.split import KeepPolicy
 
 SIZES = {"mamba": {"hidden_size": 8, "time_step_rank": 2}, "mamba2": {"hidden_size": 16, "head_dim": 8}}
 USERS = (joinable_stacks.Dense, joinable_stacks.TwoWindows)
