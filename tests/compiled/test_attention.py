@@ -21,7 +21,8 @@ def _cotangent(batch: int, length: int) -> Tensor:
     return torch.randn(batch, length, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-@settings(max_examples=2, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 40), st.integers(3, 40), st.integers(1, 2), st.sampled_from([(4, 4), (4, 2), (2, 1)]), st.floats(1.0, 2.0))
 def test_any_length_chunk_batch_and_budget(length: int, chunk: int, batch: int, heads: tuple[int, int], share: float) -> None:
     model, ids, dy = hybrid(8, *heads), tokens(batch, length, vocab=31), _cotangent(batch, length)

@@ -31,6 +31,7 @@ def test_a_short_sequence_in_lower_precision_needs_no_accumulators_of_all_layers
     assert all(p.grad is not None and p.grad.dtype is torch.bfloat16 for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_any_other_plan() -> None:
     """Given micro-batches that add to gradients, when run in one chunk and in several, then both are plain autograd's."""
     model = fidelity.mamba2()
