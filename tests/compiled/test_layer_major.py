@@ -71,6 +71,7 @@ def test_at_the_minimum_layers_come_one_after_the_other(family: str, dtype: torc
     view.plan.verify()
 
 
+@pytest.mark.slow
 def test_attention_runs_layer_by_layer_too() -> None:
     """Given a hybrid, when cut between all of its layers, then gradients are exact and memory is as predicted."""
     model, ids = hybrid(), tokens(2, 23, vocab=31)

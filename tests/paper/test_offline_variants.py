@@ -10,6 +10,7 @@ import pytest
 import adjcomp
 
 
+@pytest.mark.slow
 def test_a_frontier_and_a_longest_context_are_of_the_gradient_that_is_asked_for() -> None:
     """Given a window or residual coupling, then every plan has its edges cut, and what that takes counts in the context."""
     model = fidelity.mamba(num_hidden_layers=1)
